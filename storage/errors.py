@@ -1,0 +1,36 @@
+"""What can go wrong with the store; backends translate vendor exceptions into these at their edge."""
+
+
+class StorageError(Exception):
+    """Root of every storage error; add a new one only if a caller acts differently on it."""
+
+
+class NotFound(StorageError):
+    """No object under this key."""
+
+
+class AlreadyExists(StorageError):
+    """A conditional create lost: an object is there already, with other bytes than ours."""
+
+
+class CommitConflict(StorageError):
+    """A conditional replace lost: the object changed since it was read. Reload, then decide."""
+
+
+class CommitUnknown(StorageError):
+    """The answer to a write was lost (timeout or 5xx after sending). Re-read before acting."""
+
+
+class Corrupt(StorageError):
+    """The bytes under a key do not match the digest that names them, or do not parse."""
+
+
+class Unavailable(StorageError):
+    """The store cannot be reached, refuses the credentials, or lacks the bucket.
+
+    The message says which, and what to do.
+    """
+
+
+class Unsuitable(StorageError):
+    """The store answers but lets two writers win, so it cannot hold a run."""

@@ -1,0 +1,120 @@
+"""Every key of the store, spelled here and nowhere else."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from storage.records import Record
+
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class StepScope(Record):
+    """The keys of one training step."""
+
+    kind: Literal["step"] = "step"
+    run: str
+    step: int
+
+    @property
+    def prefix(self) -> str:
+        """Where everything of this step lies."""
+        return f"runs/{self.run}/steps/{self.step:08d}"
+
+
+class EvalScope(Record):
+    """The keys of one evaluation of one committed policy version."""
+
+    kind: Literal["eval"] = "eval"
+    run: str
+    version: int
+    suite: str
+
+    @property
+    def prefix(self) -> str:
+        """Where everything of this evaluation lies."""
+        return f"runs/{self.run}/evals/{self.version:08d}/{self.suite}"
+
+
+Scope = Annotated[StepScope | EvalScope, Field(discriminator="kind")]
+
+
+def check_run_name(run: str) -> str:
+    """Returns `run` if it can name a run.
+
+    Raises:
+        ValueError: it cannot; the message says what can.
+    """
+    if not RUN_NAME.fullmatch(run):
+        raise ValueError(
+            f"Run name {run!r} is not usable. Expected 1 to 64 letters, digits, '.', '_' or '-', "
+            "starting with a letter or digit."
+        )
+    return run
+
+
+def runs_prefix() -> str:
+    """Where all runs lie."""
+    return "runs/"
+
+
+def run_key(run: str) -> str:
+    """The RunRecord."""
+    return f"runs/{run}/run.json"
+
+
+def steps_prefix(run: str) -> str:
+    """Where all steps of a run lie."""
+    return f"runs/{run}/steps/"
+
+
+def evals_prefix(run: str) -> str:
+    """Where all evaluations of a run lie."""
+    return f"runs/{run}/evals/"
+
+
+def plan_key(run: str, step: int, revision: int) -> str:
+    """The Plan of a step."""
+    return f"{StepScope(run=run, step=step).prefix}/plan-{revision:04d}.json"
+
+
+def commit_key(run: str, step: int) -> str:
+    """The StepCommit of a step."""
+    return f"{StepScope(run=run, step=step).prefix}/commit.json"
+
+
+def record_key(scope: StepScope | EvalScope, stage: str, request_digest: str) -> str:
+    """A StageRecord; `stage` carries the shard number where there are several: `rollout-0003`."""
+    return f"{scope.prefix}/stages/{stage}/{request_digest}.json"
+
+
+def attempt_key(scope: StepScope | EvalScope, attempt: str, name: str) -> str:
+    """A data object of one attempt."""
+    return f"{scope.prefix}/attempts/{attempt}/{name}"
+
+
+def eval_key(scope: EvalScope) -> str:
+    """The EvalRecord."""
+    return f"{scope.prefix}/eval.json"
+
+
+def lease_key(run: str, role: str) -> str:
+    """Liveness of a controller or service of a run."""
+    return f"runs/{run}/leases/{role}.json"
+
+
+def input_key(digest: str, name: str) -> str:
+    """A file of a content-addressed input."""
+    return f"inputs/{digest}/{name}"
+
+
+def probe_prefix() -> str:
+    """Where the conditional-put probe writes its throw-away objects."""
+    return "probes/"
+
+
+def step_of_commit_key(key: str) -> int | None:
+    """Returns the step whose commit `key` is, or None if it is something else."""
+    match = re.fullmatch(r"runs/[^/]+/steps/(\d+)/commit\.json", key)
+    return int(match.group(1)) if match else None

@@ -1,0 +1,174 @@
+"""What the rollout stage takes and gives: one shard of prompt groups in, samples out."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from storage.layout import Scope
+from storage.records import (
+    InputRef,
+    Int64,
+    ObjectRef,
+    PolicyRef,
+    Probe,
+    Record,
+    SamplingPolicy,
+    StageRecord,
+    WeightProof,
+    request_digest,
+)
+
+
+class RolloutConfig(BaseModel):
+    """How completions are sampled, and the limits of the engine that samples them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    group_size: Annotated[int, Field(gt=0)] = 8
+    """Completions per prompt (G)."""
+    groups_per_shard: Annotated[int, Field(gt=0)] = 64
+    """Groups in one shard: the unit of storage and retry, never of the number of engines."""
+    max_tokens: Annotated[int, Field(gt=0)] = 256
+    """Most new tokens of a completion."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    mode: Literal["replayable"] = "replayable"
+    """`replayable`: one generate call per shard in a fixed order, so bits follow the request."""
+    max_model_len: Annotated[int, Field(gt=1)] = 1024
+    """Most tokens of prompt + completion."""
+    max_num_seqs: Annotated[int, Field(gt=0)] = 128
+    """Completions that run at once."""
+    kv_cache_bytes: Annotated[int, Field(gt=0)] = 1 << 30
+    """Memory for keys and values on CPU; on a GPU `gpu_memory_fraction` decides."""
+    gpu_memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.85
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the engine computes in: float32 gives weight proof `exact`, bfloat16 `swap-only`."""
+    threads: Annotated[int, Field(gt=0)] = 1
+    """CPU threads; part of the request, because results depend on it."""
+    enforce_eager: bool = True
+    """False compiles the model: minutes at the start, faster afterwards on a GPU."""
+    probe_tolerance: Annotated[float, Field(gt=0)] = 1e-4
+    """Most |logprob difference| between engine and learner in float32; bfloat16 uses 0.5."""
+    python: str | None = None
+    """Interpreter of the engine's environment; not part of the request."""
+
+    @model_validator(mode="after")
+    def _room_for_an_answer(self) -> "RolloutConfig":
+        if self.max_tokens >= self.max_model_len:
+            raise ValueError(
+                f"rollout.max_tokens ({self.max_tokens}) leaves no room for a prompt within "
+                f"rollout.max_model_len ({self.max_model_len}). Lower the first or raise the second."
+            )
+        return self
+
+    def request_fields(self) -> dict[str, Any]:
+        """Returns what of this config the bits of a shard depend on."""
+        return self.model_dump(
+            mode="json",
+            exclude={"python", "groups_per_shard", "group_size", "max_tokens", "temperature"},
+        )
+
+
+class RolloutRequest(Record):
+    """Samples rows [start, stop) of `prompts` from `policy`."""
+
+    scope: Scope
+    shard: int
+    prompts: ObjectRef
+    start: int
+    stop: int
+    sampling: SamplingPolicy
+    seed: Int64
+    policy: PolicyRef
+    model: InputRef
+    config: RolloutConfig
+
+    @property
+    def stage(self) -> str:
+        """The stage's name with its shard, as in keys: `rollout-0003`."""
+        return f"rollout-{self.shard:04d}"
+
+    def body(self) -> dict[str, Any]:
+        """Returns the digestible part of the request."""
+        return {
+            "prompts": self.prompts.sha256,
+            "rows": [self.start, self.stop],
+            "sampling": self.sampling.model_dump(mode="json"),
+            "seed": str(self.seed),
+            "policy": self.policy.digest,
+            "model": self.model.digest,
+            "config": self.config.request_fields(),
+        }
+
+    def digest(self) -> str:
+        """Returns the request digest."""
+        return request_digest("rollout", self.body())
+
+
+class RolloutResult(Record):
+    """The samples shard is `record.outputs["samples"]`; `reused` if the record was found."""
+
+    record: StageRecord
+    reused: bool
+
+
+@dataclass(frozen=True)
+class PromptGroup:
+    """One prompt to sample `group_size` completions for; child i samples with seed `seed` + i."""
+
+    group_id: str
+    prompt_token_ids: list[int]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One completion as the engine sampled it.
+
+    `token_ids` include the terminating token; `logprobs` are float32, one per token, with the
+    temperature applied. `finish_reason` is `stop` or `length`.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: str
+    stop_token_id: int | None
+
+
+@dataclass(frozen=True)
+class FinishedGroup:
+    """The completions of one prompt group, in sample order."""
+
+    group: PromptGroup
+    completions: list[Completion]
+
+
+class RolloutEngine(Protocol):
+    """A warm sampler, keyed by the digest of the policy that it holds."""
+
+    @property
+    def policy_digest(self) -> str | None:
+        """What the engine holds and has proven, or None."""
+        ...
+
+    def load(self, policy: PolicyRef, *, directory: Path, probe: Probe) -> WeightProof:
+        """Loads the safetensors in `directory` and proves them against `probe`.
+
+        After an error the engine holds nothing and refuses to sample.
+
+        Raises:
+            Permanent: the engine does not reproduce the learner's logprobs.
+        """
+        ...
+
+    def submit(
+        self, groups: Sequence[PromptGroup], *, sampling: SamplingPolicy
+    ) -> Iterator[FinishedGroup]:
+        """Yields every group once, as it finishes.
+
+        Raises:
+            Permanent: no proven policy is held.
+        """
+        ...

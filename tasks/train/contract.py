@@ -1,0 +1,242 @@
+"""What the train stage takes and gives: experience and a state in, the next policy out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from storage.layout import StepScope
+from storage.records import (
+    InputRef,
+    Int64,
+    Metrics,
+    ObjectRef,
+    PolicyRef,
+    Probe,
+    Record,
+    StageRecord,
+    request_digest,
+)
+
+
+class AlgorithmConfig(BaseModel):
+    """Which file of `algorithms/`, and its settings (validated by its Config at launch)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: str = "grpo"
+    options: dict[str, Any] = {}
+
+
+class TrainConfig(BaseModel):
+    """How one step of experience becomes the next policy."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    learning_rate: Annotated[float, Field(ge=0)] = 1e-6
+    warmup_updates: Annotated[int, Field(ge=0)] = 0
+    """Updates over which the rate rises linearly; a function of the update index alone."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule_updates: Annotated[int, Field(gt=0)] | None = None
+    """Updates after which a `linear` or `cosine` schedule has reached zero."""
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    adam_eps: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    clip_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradient norm over all ranks is clipped to this."""
+    epochs: Annotated[int, Field(gt=0)] = 1
+    """Passes over one step's experience."""
+    minibatches: Annotated[int, Field(gt=0)] = 1
+    """Optimizer updates per pass; groups are divided among them in plan order."""
+    micro_batch_tokens: Annotated[int, Field(gt=0)] = 8192
+    """Most tokens (rows x longest row) of one forward pass on one rank."""
+    max_row_tokens: Annotated[int, Field(gt=0)] = 1024
+    """Completions of one group share a row behind their prompt up to this many tokens."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What is computed in and published; masters and moments are float32."""
+    ranks: Annotated[int, Field(gt=0)] = 1
+    zero_stage: Literal[2, 3] = 2
+    threads: Annotated[int, Field(gt=0)] = 1
+    """CPU threads per rank; part of the request, because results depend on it."""
+    gradient_checkpointing: bool = False
+    snapshot_every: Annotated[int, Field(gt=0)] = 10
+    """Steps between snapshots of optimizer state; between them, state comes back by replay."""
+    policy_file_bytes: Annotated[int, Field(gt=0)] = 2 << 30
+    """Size limit of one safetensors file."""
+    python: str | None = None
+    """Interpreter of the engine's environment; not part of the request."""
+
+    @model_validator(mode="after")
+    def _schedule_has_an_end(self) -> "TrainConfig":
+        if self.schedule != "constant" and self.schedule_updates is None:
+            raise ValueError(
+                f"train.schedule is {self.schedule!r} but train.schedule_updates is not set. "
+                "Set it to the number of updates after which the rate is zero."
+            )
+        return self
+
+    def request_fields(self) -> dict[str, Any]:
+        """Returns what of this config the bits of an update depend on."""
+        return self.model_dump(mode="json", exclude={"python", "snapshot_every"})
+
+
+class ModelConfig(BaseModel):
+    """The base model of a run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str
+    """A Hugging Face directory or hub name, or `builtin:<name>` for one that we make."""
+
+
+class GenesisRequest(Record):
+    """Imports the base model as policy 0: a train stage with zero updates."""
+
+    scope: StepScope
+    model: InputRef
+    weights: dict[str, str]
+    """{file name: sha256} of the weights in the model directory on this host."""
+    model_dir: str
+    """Where the weights lie now; not part of the digest."""
+    seed: Int64
+    config: TrainConfig
+
+    def body(self) -> dict[str, Any]:
+        """Returns the digestible part of the request."""
+        return {
+            "kind": "genesis",
+            "model": self.model.digest,
+            "weights": dict(sorted(self.weights.items())),
+            "seed": str(self.seed),
+            "config": self.config.request_fields(),
+        }
+
+    def digest(self) -> str:
+        """Returns the request digest."""
+        return request_digest("train", self.body())
+
+
+class TrainRequest(Record):
+    """One step's update: `samples[i]` and `rewards[i]` are shards of the same groups."""
+
+    scope: StepScope
+    samples: list[ObjectRef]
+    rewards: list[ObjectRef]
+    prompts: ObjectRef
+    policy: PolicyRef
+    """The policy before the update (version v); the result is version v + 1."""
+    state_id: str
+    """Digest of the previous committed train record: whose trainer state this continues."""
+    temperature: float
+    update_index: int
+    """Optimizer updates before this step; schedules are functions of it."""
+    model: InputRef
+    config: TrainConfig
+    snapshot_due: bool
+
+    def body(self) -> dict[str, Any]:
+        """Returns the digestible part of the request."""
+        return {
+            "kind": "update",
+            "samples": [ref.sha256 for ref in self.samples],
+            "rewards": [ref.sha256 for ref in self.rewards],
+            "policy": self.policy.digest,
+            "state_id": self.state_id,
+            "temperature": self.temperature,
+            "update_index": self.update_index,
+            "model": self.model.digest,
+            "config": self.config.request_fields(),
+        }
+
+    def digest(self) -> str:
+        """Returns the request digest."""
+        return request_digest("train", self.body())
+
+
+class TrainResult(Record):
+    """`record.policy` is the new version; `record.outputs["train"]` the train shard."""
+
+    record: StageRecord
+    reused: bool
+
+
+@dataclass(frozen=True)
+class TrainSample:
+    """One sample that takes part in a gradient."""
+
+    sample_id: str
+    group_id: str
+    prompt_token_ids: list[int]
+    completion_token_ids: list[int]
+    loss_mask: list[bool]
+    """Per completion token: carries gradient."""
+    rollout_logprobs: list[float]
+    advantage: float
+
+
+@dataclass(frozen=True)
+class Update:
+    """One optimizer update: its samples and the learning rate that applies."""
+
+    samples: list[TrainSample]
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What the learner said: logprobs by sample id (before the first update), and metrics."""
+
+    learner_logprobs: dict[str, list[float]]
+    metrics: Metrics
+
+
+class TrainEngine(Protocol):
+    """A warm trainer, keyed by the state id that it holds. Works on local files only."""
+
+    @property
+    def state_id(self) -> str | None:
+        """Whose trainer state the engine holds, or None (fresh, or dirty after a cancelled call)."""
+        ...
+
+    def initialise(self, model_dir: Path) -> None:
+        """Takes weights from a Hugging Face directory, fresh optimizer. State id stays None.
+
+        Raises:
+            Permanent: weights missing, of another shape, or not finite.
+        """
+        ...
+
+    def restore(self, snapshot_dir: Path) -> None:
+        """Takes masters, moments and RNG from a snapshot directory. State id stays None."""
+        ...
+
+    def update(self, updates: Sequence[Update], *, temperature: float) -> UpdateResult:
+        """Runs the optimizer updates in order. State id becomes None.
+
+        Raises:
+            Permanent: NaN or Inf in loss or gradient; weights are unchanged, samples are named.
+        """
+        ...
+
+    def adopt(self, state_id: str) -> None:
+        """Declares what the engine now holds, once the record that names it is stored."""
+        ...
+
+    def save_policy(self, directory: Path, *, max_file_bytes: int) -> dict[str, str]:
+        """Writes safetensors of the published dtype; returns tied tensors {alias: name}."""
+        ...
+
+    def probe(self, token_ids: list[list[int]]) -> Probe:
+        """Returns the learner's logprobs of `token_ids` under the published weights."""
+        ...
+
+    def save_snapshot(self, directory: Path) -> str:
+        """Writes masters, moments, schedule and RNG of every rank; returns the state digest."""
+        ...
+
+    def state_digest(self) -> str:
+        """Returns the digest over masters, moments and RNG, whatever the files look like."""
+        ...
