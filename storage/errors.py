@@ -1,4 +1,4 @@
-"""What can go wrong with the store; backends translate vendor exceptions into these at their edge."""
+"""What can go wrong with the store; backends translate vendor exceptions at their edge."""
 
 
 class StorageError(Exception):

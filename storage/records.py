@@ -70,7 +70,7 @@ class Record(BaseModel):
         """
         return cls.model_validate_json(payload)
 
-    def digest(self) -> str:
+    def content_digest(self) -> str:
         """Returns the sha256 of the canonical bytes."""
         return sha256_hex(self.to_bytes())
 
@@ -190,7 +190,7 @@ class PolicyRef(Record):
 
 
 class SnapshotRef(Record):
-    """Trainer state of one version: the files of every rank, and the layout they were written in."""
+    """Trainer state of one version: the files of every rank, and the layout of those files."""
 
     files: dict[str, ObjectRef]
     ranks: int

@@ -59,7 +59,7 @@ class RolloutConfig(BaseModel):
         if self.max_tokens >= self.max_model_len:
             raise ValueError(
                 f"rollout.max_tokens ({self.max_tokens}) leaves no room for a prompt within "
-                f"rollout.max_model_len ({self.max_model_len}). Lower the first or raise the second."
+                f"rollout.max_model_len ({self.max_model_len}). Lower one or raise the other."
             )
         return self
 

@@ -64,6 +64,10 @@ class TrainConfig(BaseModel):
     gradient_checkpointing: bool = False
     snapshot_every: Annotated[int, Field(gt=0)] = 10
     """Steps between snapshots of optimizer state; between them, state comes back by replay."""
+    probe_rows: Annotated[int, Field(gt=0)] = 4
+    """Rows of the probe that every policy carries; drawn from the vocabulary by the seed."""
+    probe_tokens: Annotated[int, Field(gt=1)] = 64
+    """Tokens of one probe row; at most `rollout.max_model_len` - 1."""
     policy_file_bytes: Annotated[int, Field(gt=0)] = 2 << 30
     """Size limit of one safetensors file."""
     python: str | None = None
@@ -198,7 +202,7 @@ class TrainEngine(Protocol):
 
     @property
     def state_id(self) -> str | None:
-        """Whose trainer state the engine holds, or None (fresh, or dirty after a cancelled call)."""
+        """Whose trainer state the engine holds; None when fresh, or dirty after a cancelled call."""
         ...
 
     def initialise(self, model_dir: Path) -> None:
