@@ -202,7 +202,7 @@ class TrainEngine(Protocol):
 
     @property
     def state_id(self) -> str | None:
-        """Whose trainer state the engine holds; None when fresh, or dirty after a cancelled call."""
+        """Whose trainer state the engine holds; None if fresh, or dirty after a cancelled call."""
         ...
 
     def initialise(self, model_dir: Path) -> None:
