@@ -1,0 +1,152 @@
+"""RunConfig: everything that decides what a run does, assembled from the stages' own configs."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tasks.prompts.contract import PromptsConfig
+from tasks.reward.contract import RewardConfig
+from tasks.rollout.contract import RolloutConfig
+from tasks.train.algorithms import ALGORITHMS
+from tasks.train.contract import ModelConfig, TrainConfig
+
+
+class EvalSuite(BaseModel):
+    """How held-out prompts are sampled; nothing here has to agree with training."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    completions: Annotated[int, Field(gt=0)] = 1
+    """Completions per prompt (n)."""
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    """0 is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """0 is off."""
+    max_tokens: Annotated[int, Field(gt=0)] | None = None
+    """Default: `rollout.max_tokens`."""
+    max_prompts: Annotated[int, Field(gt=0)] | None = None
+    """The first so many held-out prompts; default: all."""
+
+    @model_validator(mode="after")
+    def _greedy_is_one(self) -> "EvalSuite":
+        if self.temperature == 0 and self.completions > 1:
+            raise ValueError(
+                f"A greedy suite (temperature 0) with {self.completions} completions samples the "
+                "same text again. Set completions to 1 or a temperature above 0."
+            )
+        return self
+
+
+class EvaluateConfig(BaseModel):
+    """When held-out accuracy is measured, and how. Version 0 and the last one always are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    every: Annotated[int, Field(gt=0)] = 20
+    """Steps between evaluations."""
+    suites: dict[str, EvalSuite] = {"held_out": EvalSuite()}
+    """By name; the first one is what progress and reports show as accuracy."""
+
+
+class RunConfig(BaseModel):
+    """One complete run. Recipes return it; `--set` overrides are validated by it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    recipe: str = "custom"
+    model: ModelConfig
+    prompts: PromptsConfig
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig
+    train: TrainConfig = TrainConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    topology: Literal["colocated"] = "colocated"
+    """A file of `flows/topologies/`: where stages run and how they overlap."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seeds prompts, sampling and the probe."""
+    steps: Annotated[int, Field(gt=0)] = 100
+    """RL steps that `launch` runs; schedules never read it."""
+    max_silent_steps: Annotated[int, Field(gt=0)] = 5
+    """Stop after so many steps in a row in which every completion was cut off and nothing was
+    learnt from."""
+
+    @model_validator(mode="after")
+    def _stages_fit_together(self) -> "RunConfig":
+        _check_group_size(self)
+        _check_batch(self)
+        _check_lengths(self)
+        return self
+
+
+def _check_group_size(config: RunConfig) -> None:
+    algorithm = ALGORITHMS.get(config.train.algorithm.kind)
+    if algorithm is None:
+        raise ValueError(
+            f"train.algorithm.kind is {config.train.algorithm.kind!r}. "
+            f"Expected one of: {', '.join(sorted(ALGORITHMS))}."
+        )
+    algorithm.Config.model_validate(config.train.algorithm.options)
+    if config.rollout.group_size < 2:
+        raise ValueError(
+            f"rollout.group_size is {config.rollout.group_size}, but "
+            f"{config.train.algorithm.kind} takes its baseline from the group, and a group of one "
+            "has none: every advantage would be 0. Set rollout.group_size to 2 or more."
+        )
+
+
+def _check_batch(config: RunConfig) -> None:
+    groups, minibatches = config.prompts.groups_per_step, config.train.minibatches
+    if groups % minibatches:
+        raise ValueError(
+            f"prompts.groups_per_step ({groups}) cannot be divided into train.minibatches "
+            f"({minibatches}) equal parts. Make the first a multiple of the second."
+        )
+    per_update, ranks = groups // minibatches, config.train.ranks
+    if per_update % ranks:
+        raise ValueError(
+            f"An optimizer update has {per_update} prompt groups, which train.ranks ({ranks}) "
+            "cannot divide. Make prompts.groups_per_step / train.minibatches a multiple of it."
+        )
+
+
+def _check_lengths(config: RunConfig) -> None:
+    rollout = config.rollout
+    prompt_tokens = config.prompts.max_prompt_tokens
+    if prompt_tokens and prompt_tokens + rollout.max_tokens > rollout.max_model_len:
+        raise ValueError(
+            f"prompts.max_prompt_tokens ({prompt_tokens}) + rollout.max_tokens "
+            f"({rollout.max_tokens}) exceed rollout.max_model_len ({rollout.max_model_len}). "
+            "Raise the last or lower one of the others."
+        )
+    if config.train.probe_tokens >= rollout.max_model_len:
+        raise ValueError(
+            f"train.probe_tokens ({config.train.probe_tokens}) must stay below "
+            f"rollout.max_model_len ({rollout.max_model_len}): the engine decodes one more token."
+        )
+    for name, suite in config.evaluate.suites.items():
+        if (suite.max_tokens or 0) >= rollout.max_model_len:
+            raise ValueError(
+                f"evaluate.suites.{name}.max_tokens ({suite.max_tokens}) leaves no room for a "
+                f"prompt within rollout.max_model_len ({rollout.max_model_len})."
+            )
+
+
+def max_prompt_tokens(config: RunConfig) -> int:
+    """Returns the longest prompt that leaves room for a whole answer."""
+    rollout = config.rollout
+    return config.prompts.max_prompt_tokens or rollout.max_model_len - rollout.max_tokens
+
+
+def optimizer_updates(config: TrainConfig) -> int:
+    """Returns how many optimizer updates one step makes."""
+    return config.epochs * config.minibatches
+
+
+def stage_configs(config: RunConfig) -> dict[str, dict[str, Any]]:
+    """Returns the stages' resolved configs as a plan records them."""
+    return {
+        "rollout": config.rollout.model_dump(mode="json"),
+        "reward": config.reward.model_dump(mode="json"),
+        "train": config.train.model_dump(mode="json"),
+    }
