@@ -1,0 +1,170 @@
+"""Held-out accuracy of a committed policy version, as one flow run; nothing is trained."""
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+from statistics import fmean, stdev
+
+from prefect import flow
+
+from flows.config import EvalSuite
+from flows.metrics import weighted_mean
+from flows.session import Session, session_of
+from flows.step import derived_seed
+from storage.experience import read_shard
+from storage.layout import EvalScope
+from storage.ledger import put_eval, record_ref
+from storage.records import EvalRecord, PolicyRef, SamplingPolicy, StageRecord
+from storage.schemas import REWARDS
+from tasks.reward.contract import RewardConfig, RewardRequest
+from tasks.reward.task import reward
+from tasks.rollout.contract import RolloutRequest
+from tasks.rollout.task import rollout
+
+
+@flow(name="evaluate", flow_run_name="evaluate version {version}", persist_result=False)
+def evaluate(run: str, version: int) -> None:
+    """Samples and grades the held-out prompts with the run's newest policy, suite by suite.
+
+    Each suite's EvalRecord is put once; a second call finds the stage records and does no work.
+
+    Raises:
+        ValueError: `version` is not the newest committed policy; only that one is loaded.
+    """
+    session = session_of(run)
+    policy = session.last_commit.policy
+    if policy.version != version:
+        raise ValueError(
+            f"Version {version} of {run} was asked for, but the newest committed one is "
+            f"{policy.version}. Evaluate the newest, or export the other and evaluate the export."
+        )
+    for name, suite in session.config.evaluate.suites.items():
+        session.watcher.begin(f"evaluating version {version}: {name}")
+        record = _evaluate_suite(session, name, suite, policy)
+        session.watcher.evaluated(record)
+        session.reports.evaluated(record)
+
+
+def _evaluate_suite(
+    session: Session, name: str, suite: EvalSuite, policy: PolicyRef
+) -> EvalRecord:
+    scope = EvalScope(run=session.run.run, version=policy.version, suite=name)
+    rollouts: list[StageRecord] = []
+    rewards: list[StageRecord] = []
+    for request in _shard_requests(session, scope, suite, policy):
+        sampled = rollout(request, session.stages.rollout).record
+        rollouts.append(sampled)
+        graded = reward(_reward_request(session, request, sampled), session.stages.reward)
+        rewards.append(graded.record)
+    accuracies = _accuracy_by_prompt(session, rewards)
+    low, high = mean_interval(accuracies)
+    record = EvalRecord(
+        run=scope.run,
+        suite=name,
+        policy_version=policy.version,
+        policy_digest=policy.digest,
+        records=[record_ref(scope, record) for record in [*rollouts, *rewards]],
+        num_prompts=len(accuracies),
+        num_samples=sum(record.outputs["samples"].rows or 0 for record in rollouts),
+        num_graded=int(sum(record.metrics.get("num_graded") or 0 for record in rewards)),
+        accuracy=fmean(accuracies) if accuracies else None,
+        low=low,
+        high=high,
+        reward_mean=weighted_mean(rewards, "reward_mean", by="num_graded"),
+        metrics={
+            "completion_tokens_mean": weighted_mean(rollouts, "completion_tokens_mean"),
+            "truncated_share": weighted_mean(rollouts, "truncated_share"),
+        },
+    )
+    return put_eval(session.store, scope, record)
+
+
+def _shard_requests(
+    session: Session, scope: EvalScope, suite: EvalSuite, policy: PolicyRef
+) -> list[RolloutRequest]:
+    config, held_out = session.config.rollout, session.run.prompts.held_out
+    rows = min(held_out.rows or 0, suite.max_prompts or held_out.rows or 0)
+    size = max(config.groups_per_shard * config.group_size // suite.completions, 1)
+    sampling = SamplingPolicy(
+        group_size=suite.completions,
+        temperature=suite.temperature,
+        top_p=suite.top_p,
+        top_k=suite.top_k,
+        max_tokens=suite.max_tokens or config.max_tokens,
+        stop_token_ids=session.run.stop_token_ids,
+    )
+    return [
+        RolloutRequest(
+            scope=scope,
+            shard=index,
+            prompts=held_out,
+            start=start,
+            stop=min(start + size, rows),
+            sampling=sampling,
+            seed=derived_seed(session.config.seed, "evaluate", scope.suite),
+            policy=policy,
+            model=session.run.model,
+            config=config,
+        )
+        for index, start in enumerate(range(0, rows, size))
+    ]
+
+
+def _reward_request(
+    session: Session, request: RolloutRequest, sampled: StageRecord
+) -> RewardRequest:
+    return RewardRequest(
+        scope=request.scope,
+        shard=request.shard,
+        samples=sampled.outputs["samples"],
+        prompts=request.prompts,
+        model=session.run.model,
+        config=session.config.reward,
+    )
+
+
+def _accuracy_by_prompt(session: Session, rewards: Sequence[StageRecord]) -> list[float]:
+    """Returns, per prompt with a graded sample, the mean of the part that counts as accuracy."""
+    part = accuracy_part(session.config.reward)
+    means: list[float] = []
+    for record in rewards:
+        table = read_shard(session.store, record.outputs["rewards"], schema=REWARDS)
+        rows = zip(
+            table["sample_id"].to_pylist(),
+            table["status"].to_pylist(),
+            table["parts"].to_pylist(),
+            strict=True,
+        )
+        graded = [
+            (sample_id.rsplit("-", 1)[0], float(_part_value(parts, part) == 1.0))
+            for sample_id, status, parts in rows
+            if status == "graded"
+        ]
+        means += [
+            fmean(value for _, value in group) for _, group in groupby(graded, lambda row: row[0])
+        ]
+    return means
+
+
+def _part_value(parts: list[dict[str, object]], name: str) -> object:
+    return next((part["value"] for part in parts if part["name"] == name), None)
+
+
+def accuracy_part(config: RewardConfig) -> str:
+    """Returns the stored name of the part that counts as accuracy: the flagged or first one."""
+    chosen = next((part for part in config.parts if part.accuracy), config.parts[0])
+    return chosen.name or chosen.kind
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Returns the 95% interval of the mean over prompts, cut to [0, 1].
+
+    Normal approximation with the sample deviation (ddof 1); the unit is the prompt, because the
+    completions of one prompt are not independent. With all values equal it would have no width,
+    so then the rule of three bounds it.
+    """
+    if len(values) < 2:
+        return None, None
+    mean, deviation = fmean(values), stdev(values)
+    half = 1.96 * deviation / math.sqrt(len(values)) if deviation else 3 / len(values)
+    return max(0.0, mean - half), min(1.0, mean + half)
