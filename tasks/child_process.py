@@ -1,0 +1,171 @@
+"""One run of `tasks.service` as a child process: started, watched, ended, its log quoted."""
+
+import contextlib
+import os
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from storage.records import InputRef
+from storage.store_config import StoreConfig
+from tasks.errors import Permanent, Transient
+from tasks.processes import end_group, kill_group
+from tasks.service_contract import ServiceSpec
+
+_TAIL_LINES = 12
+_TAIL_BYTES = 16384
+
+
+@dataclass(frozen=True)
+class ChildSpec:
+    """What a child process serves, and how it is started."""
+
+    name: str
+    """What people call it: `rollout`, `train`; names its log file."""
+    stage: str
+    engine: str
+    config: dict[str, Any]
+    model: InputRef
+    store: StoreConfig
+    home: Path
+    log_dir: Path
+    """`<name>.log` is appended to here."""
+    python: str = sys.executable
+    """Interpreter of the engine's environment."""
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Set over this process's environment."""
+
+    @property
+    def log_path(self) -> Path:
+        """Where the child's output goes."""
+        return self.log_dir / f"{self.name}.log"
+
+
+@dataclass(frozen=True)
+class ChildProcess:
+    """A started child: a session and process group of its own, and the files we talk through."""
+
+    spec: ChildSpec
+    process: "subprocess.Popen[bytes]"
+    directory: Path
+    log_start: int
+
+    @property
+    def pid(self) -> int:
+        """The service's process id, which is also its group's."""
+        return self.process.pid
+
+    def address(self) -> tuple[str, str] | None:
+        """Returns the service's URL and token, or None while it does not listen yet."""
+        port_file = self.directory / "port"
+        if not port_file.exists():
+            return None
+        return f"http://127.0.0.1:{port_file.read_text()}", (self.directory / "token").read_text()
+
+    def is_dead(self, *, within_s: float = 0.0) -> bool:
+        """Tells whether the process has ended, or does so within a moment."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(within_s)
+        return self.process.returncode is not None
+
+    def death(self) -> Transient | Permanent:
+        """Returns the error that says how the process ended, with the end of its log."""
+        code = self.process.returncode
+        named = f"The {self.spec.name} process {self.pid}"
+        if code > 0:
+            return self.with_log(Permanent(f"{named} ended with exit code {code}."))
+        how = f"was ended by signal {-code}" if code else "was told to end"
+        hint = " (often: memory ran out)" if code == -9 else ""
+        return self.with_log(Transient(f"{named} {how}{hint}. The next call starts another."))
+
+    def with_log(self, error: Transient | Permanent) -> Transient | Permanent:
+        """Returns `error` with the last lines of this process's log, and where the log lies."""
+        lines = _last_lines(self.spec.log_path, start=self.log_start)
+        tail = "\n".join(f"  | {line}" for line in lines)
+        return type(error)(f"{error}\nThe end of its log, {self.spec.log_path}:\n{tail}")
+
+    def end(self) -> None:
+        """Ends the process and all that it started. Safe to call twice."""
+        end_group(self.process)
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        for name in ("token", "spec.json", "port"):
+            (self.directory / name).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            self.directory.rmdir()
+
+
+def launch(spec: ChildSpec, *, scratch: Path) -> ChildProcess:
+    """Starts the child and returns at once.
+
+    Raises:
+        Permanent: there is no such interpreter.
+    """
+    directory = scratch / f"{spec.name}-{secrets.token_hex(6)}"
+    directory.mkdir(mode=0o700)
+    _write_private(directory / "token", secrets.token_urlsafe(32))
+    _write_private(directory / "spec.json", _service_spec(spec, directory).to_bytes().decode())
+    spec.log_dir.mkdir(parents=True, exist_ok=True)
+    with spec.log_path.open("ab") as log:
+        log_start = log.seek(0, os.SEEK_END)
+        process = _popen(spec, spec_file=directory / "spec.json", log=log.fileno())
+    threading.Thread(target=_kill_what_is_left, args=(process.pid,), daemon=True).start()
+    return ChildProcess(spec, process, directory, log_start)
+
+
+def _popen(spec: ChildSpec, *, spec_file: Path, log: int) -> "subprocess.Popen[bytes]":
+    try:
+        return subprocess.Popen(
+            [spec.python, "-m", "tasks.service", "--spec", str(spec_file)],
+            stdin=subprocess.PIPE,  # Never written to: it closes when this process ends.
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **spec.environment},
+        )
+    except OSError as error:
+        raise Permanent(
+            f"The {spec.name} process cannot start: {error}. Expected the interpreter of the "
+            f"engines' environment at {spec.python}. Run `make install`, or set "
+            f"{spec.name}.python."
+        ) from error
+
+
+def _service_spec(spec: ChildSpec, directory: Path) -> ServiceSpec:
+    return ServiceSpec(
+        stage=spec.stage,
+        engine=spec.engine,
+        config=spec.config,
+        model=spec.model,
+        store=spec.store,
+        home=str(spec.home),
+        token_file=str(directory / "token"),
+        port_file=str(directory / "port"),
+        parent_pid=os.getpid(),
+    )
+
+
+def _kill_what_is_left(pid: int) -> None:
+    """Kills the rest of a service's group as soon as the service ends, however it ends."""
+    # WNOWAIT leaves the pid taken until Popen collects it, so the group cannot be another's.
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    kill_group(pid)
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.touch(mode=0o600)
+    path.write_text(text)
+
+
+def _last_lines(log: Path, *, start: int) -> list[str]:
+    with log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(start, size - _TAIL_BYTES))
+        text = file.read().decode("utf-8", "replace")
+    return [line.rstrip() for line in text.splitlines() if line.strip()][-_TAIL_LINES:]

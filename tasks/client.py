@@ -1,0 +1,242 @@
+"""Calls a stage where its placement says: in this process, in a child, or at a service.
+
+The caller sees `Transient` or `Permanent` whatever the placement; retries belong to `task.py`.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, Self, TypeVar
+
+import httpx
+
+from storage.object_store import ObjectStore
+from storage.records import Record
+from tasks.child_process import ChildProcess, ChildSpec, launch
+from tasks.errors import Permanent, Transient, attributed
+from tasks.service_contract import STAGE_FAILED, ErrorBody, Health, RunCall
+from tasks.workspace import Workspace
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=Record)
+
+_POLL_S = 0.1
+_SAY_EVERY_S = 5.0
+
+
+class StageClient(Protocol):
+    """Runs requests of one stage."""
+
+    def run(self, request: Record, result_type: type[R]) -> R:
+        """Returns the stage's result for `request`.
+
+        Raises:
+            Transient: the same request may succeed when tried again.
+            Permanent: it would fail the same way.
+        """
+        ...
+
+
+class InProcess:
+    """Calls the stage in this process.
+
+    Args:
+        stage: the stage module.
+        store: where its objects are.
+        engine: what the stage's `run` takes as its engine; None for stages without one.
+        workspace: where it may put local files.
+    """
+
+    def __init__(
+        self, stage: Any, *, store: ObjectStore, engine: Any = None, workspace: Workspace
+    ) -> None:
+        self._stage = stage
+        self._store = store
+        self._engine = engine
+        self._workspace = workspace
+
+    def run(self, request: Record, result_type: type[R]) -> R:
+        """Returns the stage's result; see `StageClient`."""
+        try:
+            result = self._stage.run(request, self._store, self._engine, workspace=self._workspace)
+        except Exception as error:
+            raise attributed(error) from error
+        assert isinstance(result, result_type)
+        return result
+
+
+class Service:
+    """Calls a stage at a running service."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self._url = url
+        # No limit on the answer: a step may take minutes, and a dead service breaks the connection.
+        self._http = httpx.Client(
+            base_url=url,
+            headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+            timeout=httpx.Timeout(None, connect=10.0),
+            trust_env=False,
+        )
+
+    def health(self) -> Health:
+        """Returns how the service is.
+
+        Raises:
+            Transient: it cannot be reached.
+            Permanent: it does not know the token.
+        """
+        return Health.from_bytes(self._ask("GET", "/health"))
+
+    def run(self, request: Record, result_type: type[R]) -> R:
+        """Returns the stage's result; see `StageClient`."""
+        call = RunCall(type=type(request).__name__, request=request.model_dump(mode="json"))
+        return result_type.from_bytes(self._ask("POST", "/run", body=call.to_bytes()))
+
+    def close(self) -> None:
+        """Closes the connection; the service goes on."""
+        self._http.close()
+
+    def _ask(self, method: str, path: str, *, body: bytes | None = None) -> bytes:
+        try:
+            answer = self._http.request(method, path, content=body)
+        except httpx.HTTPError as error:
+            raise Transient(
+                f"The service at {self._url} broke off: {type(error).__name__}: {error}. "
+                "Expected an answer; the same request can be sent again."
+            ) from error
+        if answer.status_code == STAGE_FAILED:
+            raise ErrorBody.from_bytes(answer.content).to_error()
+        if answer.is_error:
+            raise Permanent(
+                f"The service at {self._url} refused {path}: {answer.status_code} {answer.text}"
+            )
+        return answer.content
+
+
+class Child:
+    """A stage's service as a child of this process, ended with it however it ends.
+
+    `start` returns at once; the first `run` waits until the engine is ready. A child that dies
+    fails the call in which it died with `Transient`, and the next call starts another. Safe to
+    use from several threads.
+    """
+
+    def __init__(self, spec: ChildSpec, *, workspace: Workspace) -> None:
+        self._spec = spec
+        self._workspace = workspace
+        self._lock = threading.Lock()
+        self._process: ChildProcess | None = None
+        self._service: Service | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The service's process, which is also its process group; None if none is there."""
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Starts the process if none is alive, and returns while its engine still starts.
+
+        Raises:
+            Permanent: there is no such interpreter.
+        """
+        self._started()
+
+    def wait_ready(self, *, progress: Callable[[str], None] | None = None) -> None:
+        """Waits until the engine is ready, starting it if need be.
+
+        Args:
+            progress: told every few seconds what the child is doing; default: the log.
+
+        Raises:
+            Transient: the child was killed while it started, or the store was out of reach.
+            Permanent: the engine refuses to start; the message has the cause and the log.
+        """
+        self._ready(progress or logger.info)
+
+    def run(self, request: Record, result_type: type[R]) -> R:
+        """Returns the stage's result; see `StageClient`."""
+        process, service = self._ready(logger.info)
+        try:
+            return service.run(request, result_type)
+        except Transient as error:
+            # A broken connection is seen a moment before the process is gone.
+            if process.is_dead(within_s=1.0):
+                raise process.death() from error
+            raise
+
+    def close(self) -> None:
+        """Ends the child and all that it started. Safe to call twice."""
+        with self._lock:
+            process, service = self._process, self._service
+            self._process = self._service = None
+        if service:
+            service.close()
+        if process:
+            process.end()
+
+    def _started(self) -> ChildProcess:
+        with self._lock:
+            if self._process and not self._process.is_dead():
+                return self._process
+            dead, self._service = self._process, None
+            self._process = launch(self._spec, scratch=self._workspace.scratch)
+            started = self._process
+        if dead:
+            logger.warning("%s: process %d had ended; starting another", self._spec.name, dead.pid)
+            dead.end()
+        return started
+
+    def _ready(self, say: Callable[[str], None]) -> tuple[ChildProcess, Service]:
+        process = self._started()
+        with self._lock:
+            if self._service and self._process is process:
+                return process, self._service
+        service = self._wait(process, say)
+        with self._lock:
+            if self._process is process:
+                self._service = service
+        return process, service
+
+    def _wait(self, process: ChildProcess, say: Callable[[str], None]) -> Service:
+        began = said = time.monotonic()
+        service: Service | None = None
+        while True:
+            health = Health(status="starting", message="starting Python")
+            if service is None and (address := process.address()):
+                service = Service(*address)
+            if service:
+                health = self._health(process, service)
+                if health.status == "ready":
+                    return service
+            if health.error:
+                self._give_up(process)
+                raise process.with_log(health.error.to_error())
+            if process.is_dead():
+                raise process.death()
+            if time.monotonic() - said > _SAY_EVERY_S:
+                said = time.monotonic()
+                say(f"{self._spec.name}: {health.message} ({said - began:.0f} s)")
+            time.sleep(_POLL_S)
+
+    def _health(self, process: ChildProcess, service: Service) -> Health:
+        try:
+            return service.health()
+        except Transient as error:
+            if process.is_dead(within_s=1.0):
+                raise process.death() from error
+            raise
+
+    def _give_up(self, process: ChildProcess) -> None:
+        """Ends a child whose engine did not start; the next call starts another."""
+        with self._lock:
+            if self._process is process:
+                self._process = None
+        process.end()

@@ -1,0 +1,268 @@
+"""Serves one stage with its warm engine over HTTP: `python -m tasks.service --spec FILE.json`.
+
+Which stage is the spec's business; nothing about a particular stage or engine belongs here.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import hmac
+import importlib
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import uvicorn
+from fastapi import Depends, FastAPI, Header, HTTPException
+from fastapi.responses import JSONResponse
+
+from storage.inputs import open_input
+from storage.object_store import ObjectStore
+from storage.opening import open_store
+from storage.records import Record
+from tasks.errors import Permanent, Transient, attributed
+from tasks.processes import kill_rest_of_own_group
+from tasks.service_contract import STAGE_FAILED, ErrorBody, Health, RunCall, ServiceSpec
+from tasks.workspace import Workspace, open_workspace
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_LIMIT_S = 5.0
+_PARENT_POLL_S = 0.5
+
+
+class Engine(Protocol):
+    """What a service asks of every engine."""
+
+    def close(self) -> None:
+        """Ends whatever the engine started."""
+        ...
+
+
+class StageModule(Protocol):
+    """What a service asks of every stage module."""
+
+    REQUESTS: tuple[type[Record], ...]
+
+    def run(self, request: Any, store: ObjectStore, engine: Any, *, workspace: Workspace) -> Record:
+        """Does the stage's work, or returns what its record says."""
+        ...
+
+
+class Served:
+    """One stage and its engine, on one thread: the engine starts there and every call runs there.
+
+    One thread, because engines hold thread-bound state (OpenMP pools, a parent-death signal in
+    their ranks), and because one engine does one thing at a time.
+    """
+
+    def __init__(self, spec: ServiceSpec, workspace: Workspace) -> None:
+        self._spec = spec
+        self._workspace = workspace
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._lock = threading.Lock()
+        self._in_flight: dict[str, Future[Record]] = {}
+        self._stage: StageModule | None = None
+        self._store: ObjectStore | None = None
+        self._engine: Engine | None = None
+        self.health = Health(status="starting", message="starting")
+
+    def start(self) -> None:
+        """Begins to start the engine and returns at once; `health` tells how it goes."""
+        self._thread.submit(self._start)
+
+    def submit(self, call: RunCall) -> "Future[Record]":
+        """Queues a call; identical calls share one future while it is in flight.
+
+        Identical means the whole request, keys included: two runs may ask for the same work, but
+        each wants its own record. The second of them finds the first one's or does it again.
+
+        Raises:
+            Permanent: the stage has no such request, or it does not validate.
+        """
+        request = self._parse(call)
+        with self._lock:
+            digest = f"{call.type}:{request.content_digest()}"
+            running = self._in_flight.get(digest)
+            if running is None:
+                running = self._thread.submit(self._run, request)
+                self._in_flight[digest] = running
+                running.add_done_callback(lambda _: self._forget(digest))
+            return running
+
+    def close(self) -> None:
+        """Closes the engine; gives up after a few seconds, because the group is killed next."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._engine is not None:
+            closing = threading.Thread(target=self._engine.close, daemon=True)
+            closing.start()
+            closing.join(_CLOSE_LIMIT_S)
+
+    def _forget(self, digest: str) -> None:
+        with self._lock:
+            self._in_flight.pop(digest, None)
+
+    def _start(self) -> None:
+        try:
+            self._start_engine()
+        except Exception as error:
+            logger.exception("%s did not start", self._spec.engine)
+            body = ErrorBody.of(attributed(error))
+            self.health = Health(status="failed", message=body.message, error=body)
+        else:
+            self.health = Health(status="ready", message=f"{self._spec.engine} is ready")
+
+    def _start_engine(self) -> None:
+        self._say("importing")
+        self._stage = importlib.import_module(self._spec.stage)  # type: ignore[assignment]
+        engine_module = importlib.import_module(self._spec.engine)
+        self._say(f"opening {self._spec.store.uri}")
+        self._store = open_store(self._spec.store, writing=True)
+        self._say("fetching the model's files")
+        model_dir = open_input(self._store, self._spec.model, cache=self._workspace.cache)
+        self._say("starting the engine")
+        self._engine = engine_module.start(
+            self._spec.config, model_dir=model_dir, workspace=self._workspace
+        )
+
+    def _say(self, message: str) -> None:
+        logger.info("%s", message)
+        self.health = Health(status="starting", message=message)
+
+    def _parse(self, call: RunCall) -> Record:
+        if self.health.status != "ready" or self._stage is None:
+            raise Transient(f"The service is not ready: {self.health.message}")
+        known = {request.__name__: request for request in self._stage.REQUESTS}
+        if call.type not in known:
+            raise Permanent(
+                f"{self._spec.stage} takes no {call.type!r}. Expected one of {sorted(known)}: "
+                "is the service of another stage or version?"
+            )
+        try:
+            return known[call.type].model_validate(call.request)
+        except ValueError as error:
+            raise attributed(error) from error
+
+    def _run(self, request: Record) -> Record:
+        assert self._stage is not None
+        assert self._store is not None
+        try:
+            return self._stage.run(request, self._store, self._engine, workspace=self._workspace)
+        except Exception as error:
+            logger.exception("%s failed", type(request).__name__)
+            raise attributed(error) from error
+
+
+def make_app(served: Served, token: str) -> FastAPI:
+    """Returns the HTTP face of `served`: `GET /health` and `POST /run`, both behind `token`."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+
+    def check_token(authorization: Annotated[str, Header()] = "") -> None:
+        if not hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
+            raise HTTPException(401, "Wrong or missing bearer token.")
+
+    @app.get("/health", dependencies=[Depends(check_token)])
+    def health() -> Health:
+        return served.health
+
+    @app.post("/run", dependencies=[Depends(check_token)], response_model=None)
+    async def run(call: RunCall) -> JSONResponse:
+        try:
+            # Shielded: a client that hangs up must not cancel a call that others joined.
+            result = await asyncio.shield(asyncio.wrap_future(served.submit(call)))
+        except (Transient, Permanent) as error:
+            return JSONResponse(ErrorBody.of(error).model_dump(), status_code=STAGE_FAILED)
+        return JSONResponse(result.model_dump(mode="json"))
+
+    return app
+
+
+def main() -> None:
+    """Reads the spec, serves until the parent ends or a signal comes, ends its whole group."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--spec", type=Path, required=True, help="a ServiceSpec as JSON")
+    spec = ServiceSpec.from_bytes(parser.parse_args().spec.read_bytes())
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    if os.getpgrp() != os.getpid():
+        os.setsid()
+    code = 1
+    try:
+        _serve(spec)
+        code = 0
+    except Exception:
+        logger.exception("the service failed")
+    finally:
+        logging.shutdown()
+        kill_rest_of_own_group()
+        os._exit(code)  # The engine's thread may be in a call that never returns.
+
+
+def _serve(spec: ServiceSpec) -> None:
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: stop.set())
+    if spec.parent_pid is not None:
+        _watch_parent(spec.parent_pid, stop)
+    with open_workspace(Path(spec.home)) as workspace:
+        served = Served(spec, workspace)
+        served.start()
+        with _listening(spec, served):
+            stop.wait()
+        logger.info("ending")
+        served.close()
+
+
+@contextlib.contextmanager
+def _listening(spec: ServiceSpec, served: Served) -> Iterator[None]:
+    """Serves HTTP on a thread, so that signals stay with the main thread and ours."""
+    app = make_app(served, Path(spec.token_file).read_text().strip())
+    listener = socket.create_server((spec.host, spec.port))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app, log_level="warning", log_config=None, timeout_graceful_shutdown=1, lifespan="off"
+        )
+    )
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    _write_port(Path(spec.port_file), listener.getsockname()[1])
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join(_CLOSE_LIMIT_S)
+
+
+def _write_port(port_file: Path, port: int) -> None:
+    draft = port_file.with_suffix(".new")
+    draft.touch(mode=0o600)
+    draft.write_text(str(port))
+    draft.replace(port_file)
+
+
+def _watch_parent(parent_pid: int, stop: threading.Event) -> None:
+    def watch() -> None:
+        while not stop.wait(_PARENT_POLL_S):
+            if os.getppid() != parent_pid:
+                logger.warning("The parent (process %d) is gone; ending.", parent_pid)
+                stop.set()
+
+    def hold_lifeline() -> None:
+        # The parent holds the other end of our stdin; the kernel closes it however it ends.
+        while os.read(0, 1):
+            pass
+        stop.set()
+
+    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=hold_lifeline, daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""What a stage's service and its client say to each other. No HTTP library in here."""
+
+from typing import Any, Literal
+
+from storage.records import InputRef, Record
+from storage.store_config import StoreConfig
+from tasks.errors import Permanent, Transient
+
+STAGE_FAILED = 424
+"""HTTP status of an answer whose body is an `ErrorBody`."""
+
+
+class ServiceSpec(Record):
+    """Which stage to serve with which engine, and where it finds store and model."""
+
+    stage: str
+    """Dotted path of a module with `run(request, store, engine, *, workspace)` and `REQUESTS`."""
+    engine: str
+    """Dotted path of a module with `start(config, *, model_dir, workspace)`."""
+    config: dict[str, Any]
+    model: InputRef
+    store: StoreConfig
+    home: str
+    token_file: str
+    """Holds the bearer token; mode 600."""
+    port_file: str
+    """Where the service writes the port that it listens on."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 takes a free one."""
+    parent_pid: int | None = None
+    """The service ends when this process does, which starts it and holds its standard input."""
+
+
+class RunCall(Record):
+    """The body of `POST /run`: a request of the stage, tagged with the name of its class."""
+
+    type: str
+    request: dict[str, Any]
+
+
+class ErrorBody(Record):
+    """Why a call failed: retry or not, the original class, and its message."""
+
+    kind: Literal["transient", "permanent"]
+    type: str
+    message: str
+
+    @classmethod
+    def of(cls, error: Transient | Permanent) -> "ErrorBody":
+        """Returns what to send for `error`."""
+        kind = "transient" if isinstance(error, Transient) else "permanent"
+        cause = error.__cause__
+        return cls(kind=kind, type=type(cause or error).__name__, message=str(error))
+
+    def to_error(self) -> Transient | Permanent:
+        """Returns the error to raise on the other side."""
+        return Transient(self.message) if self.kind == "transient" else Permanent(self.message)
+
+
+class Health(Record):
+    """How the service is: `message` says what it is doing, or why it failed."""
+
+    status: Literal["starting", "ready", "failed"]
+    message: str
+    error: ErrorBody | None = None
