@@ -1,10 +1,10 @@
 """The two kinds of failure of a stage; retries look at the class and nothing else."""
 
+from typing import Any
+
 from storage.errors import CommitUnknown, Unavailable
 
 _CURED_BY_A_RETRY = (Unavailable, CommitUnknown, ConnectionError, TimeoutError)
-
-from typing import Any
 
 
 class Transient(Exception):
