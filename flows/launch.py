@@ -1,0 +1,119 @@
+"""Makes a run exist: model and prompts are found, checked and stored, then run.json is put."""
+
+import json
+import logging
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+
+from flows.config import RunConfig, max_prompt_tokens
+from flows.memory import check_fits, memory_plan
+from flows.model import base_model, check_model, model_files
+from flows.progress import Watcher
+from storage.errors import AlreadyExists
+from storage.experience import read_shard
+from storage.inputs import put_input
+from storage.layout import check_run_name
+from storage.ledger import create_run, list_runs
+from storage.object_store import ObjectStore
+from storage.records import PromptInputs, RunRecord
+from storage.schemas import PROMPTS
+from tasks.prompts.contract import PrepareRequest
+from tasks.prompts.stage import prepare
+from tasks.reward.stage import check_golds
+from tasks.workspace import Workspace
+
+log = logging.getLogger(__name__)
+
+
+def free_run_name(store: ObjectStore, recipe: str) -> str:
+    """Returns `<recipe>-<n>` with the first number that no run of this store has."""
+    taken = set(list_runs(store))
+    return next(
+        name for number in range(1, len(taken) + 2) if (name := f"{recipe}-{number}") not in taken
+    )
+
+
+def launch(
+    config: RunConfig,
+    *,
+    run: str,
+    store: ObjectStore,
+    workspace: Workspace,
+    watcher: Watcher,
+) -> RunRecord:
+    """Checks everything that can be checked without an engine and puts run.json.
+
+    Raises:
+        AlreadyExists: the run is there; `resume` continues it.
+        ValueError: model, data or config cannot work; the message says what to do.
+    """
+    refuse_existing(store, run)
+    model_dir = base_model(config, watcher=watcher)
+    facts = check_model(config, model_dir, watcher=watcher)
+    watcher.say(check_fits(memory_plan(config, facts)))
+    model = put_input(store, model_files(model_dir))
+    watcher.begin("prompts: reading and tokenising")
+    request = PrepareRequest(
+        config=config.prompts,
+        seed=config.seed,
+        tokenizer=model,
+        max_prompt_tokens=max_prompt_tokens(config),
+    )
+    inputs = prepare(request, store, tokenizer_dir=model_dir, cache=workspace.cache)
+    _check_prompts(config, inputs, store)
+    for prompt_set in inputs.sets:
+        watcher.say(
+            f"prompts {prompt_set.name}: {prompt_set.train_rows} to train on, "
+            f"{prompt_set.held_out_rows} held out"
+            + "".join(f", {count} dropped ({why})" for why, count in prompt_set.dropped.items())
+        )
+    record = RunRecord(
+        run=check_run_name(run),
+        launch_id=uuid.uuid4().hex,
+        config=config.model_dump(mode="json"),
+        prompts=inputs,
+        model=model,
+        stop_token_ids=facts.stop_token_ids,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    create_run(store, record)
+    return record
+
+
+def refuse_existing(store: ObjectStore, run: str) -> None:
+    """Checks that no run has this name.
+
+    Raises:
+        AlreadyExists: one has.
+    """
+    if check_run_name(run) in list_runs(store):
+        raise AlreadyExists(
+            f"Run {run!r} exists in {store.uri} already. Expected a new name: continue it with "
+            f"`rollbook resume {run}`, or launch with another --run."
+        )
+
+
+def _check_prompts(config: RunConfig, inputs: PromptInputs, store: ObjectStore) -> None:
+    held_out = inputs.held_out.rows or 0
+    if not held_out:
+        raise ValueError(
+            "No prompt is held out, so no accuracy can be measured. Set held_out on a data set "
+            "(prompts.datasets), for example 200."
+        )
+    for ref in (inputs.train, inputs.held_out):
+        table = read_shard(store, ref, schema=PROMPTS, columns=["prompt_id", "answer", "extra"])
+        check_golds(config.reward, table.to_pylist())
+
+
+def stop_token_ids(model_dir: Path) -> list[int]:
+    """Returns the ids that end a completion: generation_config.json's, else config.json's."""
+    for name in ("generation_config.json", "config.json"):
+        path = model_dir / name
+        found = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
+        if found is not None:
+            return sorted(found) if isinstance(found, list) else [found]
+    raise ValueError(
+        f"{model_dir} names no end-of-sequence token. Expected eos_token_id in "
+        "generation_config.json or config.json: without it no completion would ever end."
+    )

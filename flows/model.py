@@ -1,0 +1,97 @@
+"""The base model on this host: found or made, checked, and measured, before an engine starts."""
+
+import hashlib
+import json
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from flows.config import RunConfig
+from flows.progress import Watcher
+from flows.topologies.colocated import engines_python
+from infra.home import home
+
+WEIGHT_FILES = re.compile(r".*\.(safetensors|bin|pt|pth|gguf|h5|msgpack)(\.index\.json)?$")
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the engines' environment found in a model directory."""
+
+    architecture: str
+    num_parameters: int
+    vocabulary: int
+    hidden_size: int
+    num_layers: int
+    max_positions: int | None
+    stop_token_ids: list[int]
+
+
+def base_model(config: RunConfig, *, watcher: Watcher) -> Path:
+    """Returns the directory of the base model, making or fetching it if need be.
+
+    Models that we make are cached under the home directory by what made them.
+
+    Raises:
+        ValueError: there is no such model; the message is the origin's own.
+    """
+    path = config.model.path
+    if not path.startswith("builtin:") and Path(path).expanduser().is_dir():
+        return Path(path).expanduser().resolve()
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", path)
+    directory = home() / "cache" / "models" / safe
+    if not directory.exists():
+        watcher.begin(f"model {path}: making it (once per machine)")
+        _origins(config, path, str(directory), watcher=watcher)
+    return directory
+
+
+def check_model(config: RunConfig, directory: Path, *, watcher: Watcher) -> ModelFacts:
+    """Checks that the directory holds a dense text decoder that can be trained and served.
+
+    Raises:
+        ValueError: no tokenizer, another vocabulary, weights missing or not finite, or a kind of
+            model that is refused by name.
+    """
+    watcher.begin("model: checking it")
+    answer = _origins(config, "--check", str(directory), watcher=watcher)
+    facts = json.loads(answer)
+    return ModelFacts(**{name: facts[name] for name in ModelFacts.__dataclass_fields__})
+
+
+def model_files(directory: Path) -> dict[str, Path]:
+    """Returns the files that a model needs beside its weights, by name: config and tokenizer."""
+    return {
+        path.name: path
+        for path in sorted(directory.iterdir())
+        if path.is_file() and not WEIGHT_FILES.match(path.name) and not path.name.startswith(".")
+    }
+
+
+def weight_digests(directory: Path) -> dict[str, str]:
+    """Returns the sha256 of every safetensors file, by name."""
+    digests: dict[str, str] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        with path.open("rb") as file:
+            digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
+
+
+def _origins(config: RunConfig, *arguments: str, watcher: Watcher) -> str:
+    """Runs the model maker in the engines' environment; returns its last line."""
+    command = [engines_python(config.train.python), "-m", "tasks.train.origins", *arguments]
+    last, errors = "", []
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for line in process.stdout:
+            last = line.strip()
+            if last and not last.startswith("{"):
+                watcher.begin(last)
+        errors = process.stderr.read().strip().splitlines()
+    if process.returncode:
+        raise ValueError(errors[-1] if errors else f"{' '.join(command)} ended without a word.")
+    return last

@@ -1,0 +1,101 @@
+"""A run as a small record: what `rollbook show` prints and `train_run` returns."""
+
+from storage.ledger import commits, read_evals, read_run
+from storage.object_store import ObjectStore
+from storage.records import EvalRecord, Record, StepCommit
+from storage.store_config import StoreConfig
+
+
+class StepSummary(Record):
+    """One committed step; metrics that it does not have are null."""
+
+    step: int
+    kind: str
+    digest: str
+    policy_version: int
+    policy_digest: str
+    reward_mean: float | None
+    accuracy: float | None
+    loss: float | None
+    grad_norm: float | None
+    completion_tokens_mean: float | None
+    truncated_share: float | None
+    seconds: float | None
+
+
+class EvalSummary(Record):
+    """One evaluation: mean over prompts with its 95% interval."""
+
+    step: int
+    suite: str
+    accuracy: float | None
+    low: float | None
+    high: float | None
+    num_prompts: int
+
+
+class RunSummary(Record):
+    """A run as of its newest commit. `step` of an evaluation is its policy version."""
+
+    run: str
+    store: str
+    recipe: str
+    head_step: int | None
+    head_digest: str | None
+    policy_version: int | None
+    policy_digest: str | None
+    steps: list[StepSummary]
+    evals: list[EvalSummary]
+
+
+def summarise(store: ObjectStore, run: str, *, store_config: StoreConfig) -> RunSummary:
+    """Reads all commits and evaluations of `run`; the chain is checked on the way.
+
+    Raises:
+        NotFound: there is no such run.
+        Corrupt: the chain of commits is broken; the message says where.
+    """
+    record, _ = read_run(store, run)
+    chain = list(commits(store, run))
+    head, head_digest = chain[-1] if chain else (None, None)
+    return RunSummary(
+        run=run,
+        store=store_config.uri,
+        recipe=str(record.config.get("recipe")),
+        head_step=head.step if head else None,
+        head_digest=head_digest,
+        policy_version=head.policy_version if head else None,
+        policy_digest=head.policy_digest if head else None,
+        steps=[_step(commit, digest) for commit, digest in chain],
+        evals=[_evaluation(found) for found in read_evals(store, run)],
+    )
+
+
+def _step(commit: StepCommit, digest: str) -> StepSummary:
+    metrics = commit.metrics
+    laps = [metrics.get(f"{lap}_s") for lap in ("plan", "rollout", "reward", "train")]
+    return StepSummary(
+        step=commit.step,
+        kind=commit.kind,
+        digest=digest,
+        policy_version=commit.policy_version,
+        policy_digest=commit.policy_digest,
+        reward_mean=metrics.get("reward_mean"),
+        accuracy=metrics.get("accuracy"),
+        loss=metrics.get("loss"),
+        grad_norm=metrics.get("grad_norm"),
+        completion_tokens_mean=metrics.get("completion_tokens_mean"),
+        truncated_share=metrics.get("truncated_share"),
+        seconds=sum(lap for lap in laps if lap is not None) if any(laps) else None,
+    )
+
+
+def _evaluation(record: EvalRecord) -> EvalSummary:
+    return EvalSummary(
+        step=record.policy_version,
+        suite=record.suite,
+        accuracy=record.accuracy,
+        low=record.low,
+        high=record.high,
+        num_prompts=record.num_prompts,
+    )

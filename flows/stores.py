@@ -1,0 +1,51 @@
+"""Which store and which Prefect server a command talks to, and with whose credentials."""
+
+import configparser
+import os
+
+from infra.services import LocalServices, local_services
+from storage.store_config import StoreConfig
+
+STORE_VARIABLE = "ROLLBOOK_STORE"
+ENDPOINT_VARIABLE = "ROLLBOOK_ENDPOINT"
+
+
+def resolve_store(uri: str | None = None, endpoint: str | None = None) -> StoreConfig:
+    """Returns the store that a command was given, or the default one.
+
+    `uri`, else `ROLLBOOK_STORE` (with `ROLLBOOK_ENDPOINT`), else the S3 server of `make up`.
+    For that server its own credentials are put into this process's environment, where boto3's
+    credential chain, and that of the engines, finds them.
+
+    Raises:
+        ValueError: nothing was named and no local server runs.
+    """
+    local = local_services()
+    chosen = uri or os.environ.get(STORE_VARIABLE)
+    address = endpoint or os.environ.get(ENDPOINT_VARIABLE) or os.environ.get("AWS_ENDPOINT_URL_S3")
+    if chosen is None:
+        if local is None:
+            raise ValueError(
+                "No store was named and no local S3 server runs. Run `make up`, or pass "
+                "--store s3://bucket/prefix (with --endpoint) or --store DIRECTORY, or set "
+                f"{STORE_VARIABLE}."
+            )
+        chosen, address = f"s3://{local.s3_bucket}", local.s3_endpoint
+    if local is not None and address == local.s3_endpoint:
+        _use_credentials(local)
+    return StoreConfig(uri=chosen, endpoint=address if chosen.startswith("s3://") else None)
+
+
+def _use_credentials(local: LocalServices) -> None:
+    parser = configparser.ConfigParser()
+    parser.read(local.credentials_path)
+    section = parser[parser.sections()[0]]
+    os.environ["AWS_ACCESS_KEY_ID"] = section["aws_access_key_id"]
+    os.environ["AWS_SECRET_ACCESS_KEY"] = section["aws_secret_access_key"]
+    os.environ.pop("AWS_SESSION_TOKEN", None)
+    os.environ.setdefault("AWS_DEFAULT_REGION", "us-east-1")
+
+
+def store_address(config: StoreConfig) -> str:
+    """Returns the store as a person would type it."""
+    return f"{config.uri} --endpoint {config.endpoint}" if config.endpoint else config.uri
