@@ -45,9 +45,7 @@ def evaluate(run: str, version: int) -> None:
         session.reports.evaluated(record)
 
 
-def _evaluate_suite(
-    session: Session, name: str, suite: EvalSuite, policy: PolicyRef
-) -> EvalRecord:
+def _evaluate_suite(session: Session, name: str, suite: EvalSuite, policy: PolicyRef) -> EvalRecord:
     scope = EvalScope(run=session.run.run, version=policy.version, suite=name)
     rollouts: list[StageRecord] = []
     rewards: list[StageRecord] = []

@@ -18,27 +18,34 @@ PACKAGES = ("flows", "tasks", "storage", "rewards")
 
 
 @contextmanager
-def prefect_server() -> Iterator[str | None]:
-    """Points this process's flows at a Prefect server and yields its API address.
+def prefect_server() -> Iterator[None]:
+    """Points this process's flows at a Prefect server, and keeps its log off the terminal.
 
     `PREFECT_API_URL` or a profile if one is set, else the server of `make up`, else Prefect's own
-    temporary server (None is yielded). While the block lasts our packages' log lines go to
-    the UI and Prefect's stay off the terminal, where the progress is.
+    temporary server.
     """
     local = local_services()
     api_url = PREFECT_API_URL.value() or (local.prefect_api_url if local else None)
-    settings = {PREFECT_API_URL: api_url} if api_url else {}
-    # A heartbeat thread is joined at the end of every flow run, a second each; the lease of the
-    # run says who is alive (FACTS: 1.1 s a step with heartbeats, 0.2 s without).
-    settings[PREFECT_FLOWS_HEARTBEAT_FREQUENCY] = None
-    with temporary_settings(settings), _our_log_lines(), _quiet_console():
-        yield api_url
+    with temporary_settings({PREFECT_API_URL: api_url} if api_url else {}), _quiet_console():
+        yield
 
 
-def run_url(api_url: str | None, flow_run_id: str) -> str | None:
+@contextmanager
+def controller_settings() -> Iterator[None]:
+    """Settings of a flow that advances a run: our log lines go to the UI, steps stay quick.
+
+    Prefect joins a heartbeat thread at the end of every flow run, about a second each; the run's
+    own flow keeps its heartbeat, its steps go without.
+    """
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}), _our_log_lines():
+        yield
+
+
+def run_url(flow_run_id: str | None) -> str | None:
     """Returns where the UI shows a flow run, or None without a lasting server."""
+    api_url = PREFECT_API_URL.value()
     ui = PREFECT_UI_URL.value() or (api_url.removesuffix("/api") if api_url else None)
-    return f"{ui}/runs/flow-run/{flow_run_id}" if ui else None
+    return f"{ui}/runs/flow-run/{flow_run_id}" if ui and flow_run_id else None
 
 
 @contextmanager
