@@ -1,0 +1,143 @@
+"""Finds the final answer of a completion: the last marked one, never inside `<think>`."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from rewards.contract import RewardInput, ScorerConfig
+
+Mark = Literal["box", "tag", "line"]
+
+NO_FINAL_ANSWER = "no_final_answer"
+
+_THINK = re.compile(r"</?think>")
+_TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]|</?answer>", re.DOTALL)
+_LINE_NOISE = " \t#*_>`-"
+_SENTENCE_END = re.compile(r"[.!?](?:\s|$)|\n\s*\n")
+_OR = re.compile(r"\bor\b", re.IGNORECASE)
+
+
+class AnswerConfig(ScorerConfig):
+    """Which marks count as a final answer."""
+
+    marks: tuple[Mark, ...] = ("box", "tag", "line")
+    r"""`box`: `\boxed{...}`; `tag`: `<answer>...</answer>`; `line`: a line that starts with
+    `line_prefix`."""
+    line_prefix: str = "Final answer"
+    """How the recipe's format opens the answer line; case and Markdown around it are ignored."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A marked answer; `alternatives` holds all candidates if it was offered as "a or b"."""
+
+    text: str
+    alternatives: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Marked:
+    start: int
+    end: int
+    text: str
+
+
+def final_answer(item: RewardInput, config: AnswerConfig) -> Answer | None:
+    """Returns the last marked answer outside the thinking, or None if nothing is marked.
+
+    If a tag and a box disagree, the one that begins last counts. An unclosed box or tag is no
+    mark; the last number of a text is never taken instead. Linear in the length of the text.
+    """
+    text = visible_text(item.completion, prompt=item.prompt)
+    marked = sorted(_all_marked(text, config), key=lambda mark: mark.start)
+    if not marked:
+        return None
+    last = marked.pop()
+    candidates = [last.text]
+    for mark in reversed(marked):
+        between = text[mark.end : last.start]
+        if mark.end > last.start or not _joins_alternatives(between):
+            break
+        candidates.insert(0, mark.text)
+        last = mark
+    different = len(set(candidates)) > 1
+    return Answer(candidates[-1], tuple(candidates) if different else ())
+
+
+def visible_text(completion: str, *, prompt: str | None = None) -> str:
+    """Returns what stands outside `<think>`; an unclosed one hides all that follows.
+
+    A chat template may have opened the thinking in the prompt: then, and also where a
+    `</think>` comes without its opening, what stands before it is thought.
+    """
+    opened = [tag.group() for tag in _THINK.finditer(prompt or "")]
+    thinking = bool(opened) and opened[-1] == "<think>"
+    visible: list[str] = []
+    position = 0
+    for tag in _THINK.finditer(completion):
+        if tag.group() == "<think>":
+            if not thinking:
+                visible.append(completion[position : tag.start()])
+            thinking = True
+        else:
+            if not thinking:
+                visible.clear()
+            thinking = False
+            position = tag.end()
+    if not thinking:
+        visible.append(completion[position:])
+    return "\n".join(visible)
+
+
+def _all_marked(text: str, config: AnswerConfig) -> Iterator[_Marked]:
+    yield from _bracketed(text, config)
+    if "line" in config.marks:
+        yield from _lines(text, config.line_prefix)
+
+
+def _bracketed(text: str, config: AnswerConfig) -> Iterator[_Marked]:
+    """Yields closed boxes and tags in one pass; braces are matched, escaped ones skipped."""
+    braces: list[tuple[bool, int, int]] = []
+    tag: tuple[int, int] | None = None
+    for token in _TOKEN.finditer(text):
+        word = token.group()
+        if word == "<answer>":
+            tag = token.span()
+        elif word == "</answer>":
+            if tag is not None and "tag" in config.marks:
+                yield _Marked(tag[0], token.end(), text[tag[1] : token.start()].strip())
+            tag = None
+        elif word == "}":
+            if braces:
+                is_box, start, inner = braces.pop()
+                if is_box and "box" in config.marks:
+                    yield _Marked(start, token.end(), text[inner : token.start()].strip())
+        elif word.endswith("{") and word != "\\{":
+            braces.append((len(word) > 1, *token.span()))
+
+
+def _lines(text: str, prefix: str) -> Iterator[_Marked]:
+    """Yields the rest of each line that opens with the prefix, or the line below its heading."""
+    opening = re.compile(
+        rf"^[ \t#*_>`-]*{re.escape(prefix)}\b(?:[ \t]+is\b)?[ \t]*[:*_#]*", re.I | re.M
+    )
+    for match in opening.finditer(text):
+        end = _line_end(text, match.end())
+        content = text[match.end() : end]
+        if not content.strip(_LINE_NOISE + ":"):
+            below = re.compile(r"\S").search(text, end)
+            end = _line_end(text, below.start()) if below else end
+            content = text[below.start() : end] if below else ""
+        content = content.strip(_LINE_NOISE.replace("-", "") + ":")
+        if content:
+            yield _Marked(match.start(), end, content)
+
+
+def _line_end(text: str, start: int) -> int:
+    end = text.find("\n", start)
+    return len(text) if end < 0 else end
+
+
+def _joins_alternatives(between: str) -> bool:
+    return bool(_OR.search(between)) and not _SENTENCE_END.search(between)

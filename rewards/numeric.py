@@ -1,0 +1,65 @@
+"""Numeric match: the final answer is the same number as the gold answer, without algebra."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from rewards.answer import NO_FINAL_ANSWER, AnswerConfig, final_answer, visible_text
+from rewards.contract import GoldExample, RewardInput, Score
+from rewards.notation import normalise
+from rewards.quantity import Quantity, parse_quantity, same_quantity
+
+
+class Config(AnswerConfig):
+    """How the number is found and compared."""
+
+    whole: bool = False
+    """Read the whole completion outside `<think>` as the number."""
+    relative_tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Accept this much more than rule 5 does (exact, 1e-6 if the gold is a decimal)."""
+
+
+GOLD: Sequence[GoldExample] = (
+    GoldExample(RewardInput("so \\boxed{1,234}", answer="1234")),
+    GoldExample(RewardInput("<answer>25%</answer>", answer="0.25")),
+    GoldExample(RewardInput("58", answer="58"), {"whole": True}),
+    GoldExample(RewardInput("\\boxed{3.1}", answer="3"), {"relative_tolerance": 0.05}),
+)
+
+
+def score(item: RewardInput, config: Config) -> Score:
+    """Returns 1 if the answer is the gold number, else 0.
+
+    Reasons: `no_final_answer`, `hedged`, `not_a_number`, `wrong`.
+    """
+    gold = parse_quantity(normalise(item.answer or ""))
+    if gold is None:
+        return Score(None, "grader_error", check_gold(item.answer, item.extra, config))
+    if config.whole:
+        text = visible_text(item.completion, prompt=item.prompt)
+    else:
+        found = final_answer(item, config)
+        if found is None:
+            return Score(0.0, reason=NO_FINAL_ANSWER)
+        if found.alternatives:
+            return Score(0.0, reason="hedged")
+        text = found.text
+    answer = parse_quantity(normalise(text))
+    if answer is None:
+        return Score(0.0, reason="not_a_number")
+    close = same_quantity(gold, answer) or _within(gold, answer, config.relative_tolerance)
+    return Score(1.0) if close else Score(0.0, reason="wrong")
+
+
+def check_gold(answer: str | None, extra: Mapping[str, Any], config: Config) -> str | None:
+    """Returns why the gold answer is unusable, or None."""
+    if answer is not None and parse_quantity(normalise(answer)) is not None:
+        return None
+    return f"the gold answer {answer!r} is not a number"
+
+
+def _within(gold: Quantity, answer: Quantity, tolerance: float) -> bool:
+    if gold.unit and answer.unit and gold.unit != answer.unit:
+        return False
+    return bool(tolerance) and abs(gold.value - answer.value) <= tolerance * abs(gold.value)
