@@ -3,6 +3,7 @@
 The caller sees `Transient` or `Permanent` whatever the placement; retries belong to `task.py`.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -175,22 +176,27 @@ class Child:
     def close(self) -> None:
         """Ends the child and all that it started. Safe to call twice."""
         with self._lock:
-            process, service = self._process, self._service
-            self._process = self._service = None
+            process, service = self._forget()
         if service:
             service.close()
         if process:
             process.end()
 
+    def _forget(self) -> tuple[ChildProcess | None, Service | None]:
+        process, service = self._process, self._service
+        self._process = self._service = None
+        return process, service
+
     def _started(self) -> ChildProcess:
         with self._lock:
             if self._process and not self._process.is_dead():
                 return self._process
-            dead, self._service = self._process, None
-            self._process = launch(self._spec, scratch=self._workspace.scratch)
-            started = self._process
+            dead, service = self._forget()
+            started = self._process = launch(self._spec, scratch=self._workspace.scratch)
+        if service:
+            service.close()
         if dead:
-            logger.warning("%s: process %d had ended; starting another", self._spec.name, dead.pid)
+            logger.warning("%s: process %d had ended; started another", self._spec.name, dead.pid)
             dead.end()
         return started
 
@@ -199,32 +205,38 @@ class Child:
         with self._lock:
             if self._service and self._process is process:
                 return process, self._service
-        service = self._wait(process, say)
-        with self._lock:
-            if self._process is process:
-                self._service = service
-        return process, service
+        address = self._wait_for_address(process, say)
+        with contextlib.ExitStack() as undo:
+            service = Service(*address)
+            undo.callback(service.close)
+            self._wait_until_ready(process, service, say)
+            with self._lock:
+                if self._process is not process:
+                    raise Transient(f"The {self._spec.name} process was closed during a call.")
+                self._service = self._service or service
+                if self._service is service:
+                    undo.pop_all()
+                return process, self._service
 
-    def _wait(self, process: ChildProcess, say: Callable[[str], None]) -> Service:
-        began = said = time.monotonic()
-        service: Service | None = None
-        while True:
-            health = Health(status="starting", message="starting Python")
-            if service is None and (address := process.address()):
-                service = Service(*address)
-            if service:
-                health = self._health(process, service)
-                if health.status == "ready":
-                    return service
-            if health.error:
-                self._give_up(process)
-                raise process.with_log(health.error.to_error())
+    def _wait_for_address(
+        self, process: ChildProcess, say: Callable[[str], None]
+    ) -> tuple[str, str]:
+        beat = _beat(self._spec.name, say)
+        while not (address := process.address()):
             if process.is_dead():
                 raise process.death()
-            if time.monotonic() - said > _SAY_EVERY_S:
-                said = time.monotonic()
-                say(f"{self._spec.name}: {health.message} ({said - began:.0f} s)")
-            time.sleep(_POLL_S)
+            beat("starting Python")
+        return address
+
+    def _wait_until_ready(
+        self, process: ChildProcess, service: Service, say: Callable[[str], None]
+    ) -> None:
+        beat = _beat(self._spec.name, say)
+        while (health := self._health(process, service)).status != "ready":
+            if health.error:
+                self.close()
+                raise process.with_log(health.error.to_error())
+            beat(health.message)
 
     def _health(self, process: ChildProcess, service: Service) -> Health:
         try:
@@ -234,9 +246,16 @@ class Child:
                 raise process.death() from error
             raise
 
-    def _give_up(self, process: ChildProcess) -> None:
-        """Ends a child whose engine did not start; the next call starts another."""
-        with self._lock:
-            if self._process is process:
-                self._process = None
-        process.end()
+
+def _beat(name: str, say: Callable[[str], None]) -> Callable[[str], None]:
+    """Returns a function that sleeps a moment and at times passes on what is waited for."""
+    began = said = time.monotonic()
+
+    def beat(message: str) -> None:
+        nonlocal said
+        if time.monotonic() - said > _SAY_EVERY_S:
+            said = time.monotonic()
+            say(f"{name}: {message} ({said - began:.0f} s)")
+        time.sleep(_POLL_S)
+
+    return beat

@@ -1,0 +1,78 @@
+"""A real stage and engine, small enough to watch: it echoes, sleeps, fails and dies on request."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from storage.errors import Corrupt, Unavailable
+from storage.records import Record
+from tasks.workspace import Workspace
+
+
+class EchoRequest(Record):
+    """What to do, and a text to give back."""
+
+    do: str = "echo"
+    text: str = ""
+    seconds: float = 0.0
+
+
+class EchoResult(Record):
+    """The text, who served it, and how many calls the engine has had."""
+
+    text: str
+    pid: int
+    rank_pid: int
+    calls: int
+
+
+REQUESTS = (EchoRequest,)
+
+
+class EchoEngine:
+    """Holds one process of its own, as an engine with ranks does."""
+
+    def __init__(self, rank: "subprocess.Popen[bytes]", closed_file: Path) -> None:
+        self.rank = rank
+        self.calls = 0
+        self._closed_file = closed_file
+
+    def close(self) -> None:
+        """Leaves a mark that it was asked to close; the rank is left to the group's end."""
+        self._closed_file.write_text("closed")
+
+
+def start(config: dict[str, Any], *, model_dir: Path, workspace: Workspace) -> EchoEngine:
+    """Starts a rank that ignores SIGTERM, after `start_s` seconds; `fail` refuses."""
+    time.sleep(config.get("start_s", 0))
+    if "fail" in config:
+        print("vendor says: the device is on fire", file=sys.stderr)
+        raise ValueError(config["fail"])
+    if config.get("exit"):
+        print("vendor says: good bye", file=sys.stderr, flush=True)
+        os._exit(3)
+    ignore = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+    rank = subprocess.Popen([sys.executable, "-c", ignore])
+    Path(config["pid_file"]).write_text(f"{os.getpid()} {rank.pid}")
+    return EchoEngine(rank, Path(config["closed_file"]))
+
+
+def run(
+    request: EchoRequest, store: object, engine: EchoEngine, *, workspace: Workspace
+) -> EchoResult:
+    """Does what the request says."""
+    engine.calls += 1
+    time.sleep(request.seconds)
+    if request.do == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if request.do == "unavailable":
+        raise Unavailable("the store is out of reach")
+    if request.do == "corrupt":
+        raise Corrupt("runs/a/b does not match its digest")
+    return EchoResult(
+        text=request.text, pid=os.getpid(), rank_pid=engine.rank.pid, calls=engine.calls
+    )
