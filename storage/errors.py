@@ -34,3 +34,7 @@ class Unavailable(StorageError):
 
 class Unsuitable(StorageError):
     """The store answers but lets two writers win, so it cannot hold a run."""
+
+
+class LeaseHeld(StorageError):
+    """A living process holds the lease; the message names its host, pid and age."""

@@ -79,6 +79,11 @@ def plan_key(run: str, step: int, revision: int) -> str:
     return f"{StepScope(run=run, step=step).prefix}/plan-{revision:04d}.json"
 
 
+def plans_prefix(run: str, step: int) -> str:
+    """Where all revisions of a step's plan lie."""
+    return f"{StepScope(run=run, step=step).prefix}/plan-"
+
+
 def commit_key(run: str, step: int) -> str:
     """The StepCommit of a step."""
     return f"{StepScope(run=run, step=step).prefix}/commit.json"
@@ -118,3 +123,14 @@ def step_of_commit_key(key: str) -> int | None:
     """Returns the step whose commit `key` is, or None if it is something else."""
     match = re.fullmatch(r"runs/[^/]+/steps/(\d+)/commit\.json", key)
     return int(match.group(1)) if match else None
+
+
+def plan_revision_of_key(key: str) -> int | None:
+    """Returns the revision of the plan that `key` is, or None if it is something else."""
+    match = re.fullmatch(r"runs/[^/]+/steps/\d+/plan-(\d+)\.json", key)
+    return int(match.group(1)) if match else None
+
+
+def run_of_key(key: str) -> str:
+    """Returns the run that a key below `runs/` belongs to."""
+    return key.split("/")[1]

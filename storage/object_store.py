@@ -12,7 +12,6 @@ class Listed:
 
     key: str
     num_bytes: int
-    etag: str
 
 
 class ObjectStore(Protocol):
@@ -101,10 +100,21 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def list(self, prefix: str) -> Iterator[Listed]:
-        """Yields all objects whose key starts with `prefix`, in key order, however many."""
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[Listed]:
+        """Yields the objects whose key starts with `prefix`, in key order, however many.
+
+        `start_after` leaves out the keys up to and including it, without reading through them.
+        """
         ...
 
     def delete(self, key: str) -> None:
         """Deletes the object; deleting what is not there is no error."""
+        ...
+
+    def sweep(self, prefix: str, *, older_than_s: float) -> int:
+        """Drops what dead writers left unfinished under `prefix`; returns how many pieces.
+
+        Open multipart uploads and temporary files: never visible as objects, but they cost space.
+        `older_than_s` 0 is for a caller that knows that no writer lives under `prefix`.
+        """
         ...

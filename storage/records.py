@@ -28,7 +28,8 @@ def sha256_hex(payload: bytes | memoryview) -> str:
 def canonical_json(value: Any) -> bytes:
     """Returns the one JSON encoding of `value` that digests are taken over.
 
-    Keys sorted, no spaces, UTF-8, non-finite numbers as null.
+    Keys sorted, no spaces, UTF-8, non-finite numbers as null, lone surrogates (which no decoder
+    of JSON takes back) as their escapes.
 
     Args:
         value: plain JSON values (what `model_dump(mode="json")` returns).
@@ -36,19 +37,19 @@ def canonical_json(value: Any) -> bytes:
     Raises:
         TypeError: `value` holds something that JSON has no word for.
     """
-    text = json.dumps(
-        _without_nonfinite(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False
-    )
-    return text.encode("utf-8", "surrogatepass")
+    text = json.dumps(_encodable(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return text.encode("utf-8")
 
 
-def _without_nonfinite(value: Any) -> Any:
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _without_nonfinite(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [_without_nonfinite(item) for item in value]
+        return {_encodable(str(key)): _encodable(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return [_encodable(item) for item in value]
     return value
 
 

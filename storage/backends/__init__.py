@@ -1,0 +1,13 @@
+"""The store backends: scheme of the address -> what opens it. A new one is a line here."""
+
+from collections.abc import Callable
+
+from storage.backends.local import open_local
+from storage.backends.memory import open_memory
+from storage.object_store import ObjectStore
+from storage.store_config import StoreConfig
+
+BACKENDS: dict[str, Callable[[StoreConfig], ObjectStore]] = {
+    "file": open_local,
+    "memory": open_memory,
+}

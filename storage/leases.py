@@ -1,0 +1,235 @@
+"""Who is alive: leases that the living renew. They give liveness, never safety.
+
+Two holders may overlap for a moment; the conditional puts of the ledger keep one history.
+Dead means: unchanged for its time on the observer's own clock, or on the same host (same boot)
+with its process gone. No clock of another machine is ever compared with ours.
+"""
+
+import logging
+import os
+import platform
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from storage.errors import (
+    AlreadyExists,
+    CommitConflict,
+    CommitUnknown,
+    LeaseHeld,
+    NotFound,
+    StorageError,
+)
+from storage.layout import lease_key
+from storage.object_store import ObjectStore
+from storage.records import Record
+
+_log = logging.getLogger(__name__)
+
+RENEWALS_PER_TTL = 3
+POLLS_PER_TTL = 5
+
+
+class LeaseState(Record):
+    """What a lease holds in the store. `holder` is for whoever looks the holder up."""
+
+    run: str
+    role: str
+    holder: dict[str, Any]
+    token: str
+    beat: int
+    ttl_s: float
+    host: str
+    boot_id: str
+    pid: int
+    started: float
+    """When the holder's process started, on its own clock: tells a reused pid apart."""
+    since: float
+    """When the lease was taken, seconds since the epoch on the holder's clock. For reports."""
+    released: bool = False
+
+
+def hold(
+    store: ObjectStore,
+    run: str,
+    role: str,
+    holder: Mapping[str, Any] | None = None,
+    *,
+    ttl_s: float = 10.0,
+) -> "Lease":
+    """Takes the lease of `role` in `run` and renews it in a thread until the context ends.
+
+    Waits up to the present holder's `ttl_s` to see whether it lives; returns at once if there is
+    none, it was released, or its process on this host is gone.
+
+    Args:
+        store: opened for writing.
+        run: name of the run.
+        role: `controller`, or the name of a service.
+        holder: facts for readers, such as an address. Plain JSON values.
+        ttl_s: seconds without a sign of life after which others may take over.
+
+    Raises:
+        LeaseHeld: somebody living holds it; names host, pid and age.
+    """
+    state = LeaseState(
+        run=run,
+        role=role,
+        holder=dict(holder or {}),
+        token=uuid.uuid4().hex,
+        beat=0,
+        ttl_s=ttl_s,
+        host=platform.node(),
+        boot_id=_boot_id(),
+        pid=os.getpid(),
+        started=psutil.Process().create_time(),
+        since=time.time(),
+    )
+    return Lease(store, state, _take(store, state))
+
+
+def peek(store: ObjectStore, run: str, role: str) -> LeaseState | None:
+    """Returns who holds a lease as far as the store says, or None if nobody does.
+
+    The holder may be dead all the same: this looks once and does not wait.
+    """
+    try:
+        state = LeaseState.from_bytes(store.get(lease_key(run, role)))
+    except NotFound:
+        return None
+    return None if state.released or _is_gone(state) else state
+
+
+class Lease:
+    """A lease that this process holds; a context manager that releases it."""
+
+    def __init__(self, store: ObjectStore, state: LeaseState, etag: str) -> None:
+        self._store = store
+        self._state = state
+        self._etag = etag
+        self._ended = threading.Event()
+        self._lost = threading.Event()
+        self._renewer = threading.Thread(
+            target=self._renew_until_ended, name=f"lease-{state.role}", daemon=True
+        )
+        self._renewer.start()
+
+    @property
+    def lost(self) -> bool:
+        """Whether another process took the lease; then stop soon, the puts decide anyway."""
+        return self._lost.is_set()
+
+    @property
+    def state(self) -> LeaseState:
+        """What the store holds, as of the last renewal."""
+        return self._state
+
+    def release(self) -> None:
+        """Ends the renewals and lets the next holder in at once. A second call does nothing."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        self._renewer.join()
+        try:
+            self._write(self._state.model_copy(update={"released": True}))
+        except StorageError as error:
+            _log.warning("Lease %s was not released, it ends by itself: %s", self._key, error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    @property
+    def _key(self) -> str:
+        return lease_key(self._state.run, self._state.role)
+
+    def _write(self, state: LeaseState) -> None:
+        self._etag = self._store.put_if_match(self._key, state.to_bytes(), self._etag)
+        self._state = state
+
+    def _renew_until_ended(self) -> None:
+        while not self._ended.wait(self._state.ttl_s / RENEWALS_PER_TTL):
+            state = self._state.model_copy(update={"beat": self._state.beat + 1})
+            try:
+                self._write(state)
+            except CommitConflict as error:
+                _log.warning("Lease %s was taken by another process: %s", self._key, error)
+                self._lost.set()
+                return
+            except StorageError as error:
+                _log.warning("Lease %s is not renewed now: %s", self._key, error)
+
+
+def _take(store: ObjectStore, state: LeaseState) -> str:
+    """Puts `state` where no living holder's is; returns the etag."""
+    key = lease_key(state.run, state.role)
+    while True:
+        found = _read(store, key)
+        try:
+            if found is None:
+                return store.put_if_absent(key, state.to_bytes())
+            _await_death(store, key, *found)
+            return store.put_if_match(key, state.to_bytes(), found[1])
+        except (AlreadyExists, CommitConflict, CommitUnknown):
+            # Somebody was quicker: look at who it is.
+            continue
+
+
+def _await_death(store: ObjectStore, key: str, state: LeaseState, etag: str) -> None:
+    """Returns once the holder is dead; raises `LeaseHeld` at its next sign of life."""
+    patience_s = state.ttl_s
+    deadline = time.monotonic() + patience_s
+    while not (state.released or _is_gone(state)) and time.monotonic() < deadline:
+        time.sleep(patience_s / POLLS_PER_TTL)
+        found = _read(store, key)
+        if found is None or found[1] != etag:
+            if found is not None and not found[0].released:
+                raise _held(found[0])
+            raise CommitConflict(f"Lease {key} was let go meanwhile. Take it anew.")
+
+
+def _read(store: ObjectStore, key: str) -> tuple[LeaseState, str] | None:
+    try:
+        payload, etag = store.get_with_etag(key)
+    except NotFound:
+        return None
+    return LeaseState.from_bytes(payload), etag
+
+
+def _is_gone(state: LeaseState) -> bool:
+    """Whether the holder ran on this boot of this host and its process is no more."""
+    if (state.host, state.boot_id) != (platform.node(), _boot_id()):
+        return False
+    try:
+        process = psutil.Process(state.pid)
+        same = abs(process.create_time() - state.started) < 1.0
+        return not same or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _boot_id() -> str:
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.is_file() else str(psutil.boot_time())
+
+
+def _held(state: LeaseState) -> LeaseHeld:
+    age_s = max(0.0, time.time() - state.since)
+    return LeaseHeld(
+        f"Run {state.run!r} has a living {state.role}: process {state.pid} on {state.host}, for "
+        f"{age_s:.0f} s. Expected none. Wait for it or end it; a lease whose holder died ends by "
+        f"itself after {state.ttl_s:.0f} s."
+    )

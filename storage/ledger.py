@@ -1,0 +1,361 @@
+"""Runs, plans, stage records and commits: what is put once and stands, and the chain of it.
+
+Digests are over stored bytes. Who is alive is no business of the ledger.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import TypeVar
+
+from storage.errors import AlreadyExists, CommitConflict, Corrupt, NotFound
+from storage.layout import (
+    EvalScope,
+    StepScope,
+    check_run_name,
+    commit_key,
+    eval_key,
+    evals_prefix,
+    plan_key,
+    plan_revision_of_key,
+    plans_prefix,
+    record_key,
+    run_key,
+    run_of_key,
+    runs_prefix,
+    step_of_commit_key,
+    steps_prefix,
+)
+from storage.object_store import ObjectStore
+from storage.objects import read_object
+from storage.records import (
+    EvalRecord,
+    ObjectRef,
+    Plan,
+    Record,
+    RecordRef,
+    RunRecord,
+    StageRecord,
+    StepCommit,
+    request_digest,
+    sha256_hex,
+)
+
+_Record = TypeVar("_Record", bound=Record)
+
+
+def create_run(store: ObjectStore, record: RunRecord) -> str:
+    """Puts run.json and returns its digest. A second call with an equal record changes nothing.
+
+    Raises:
+        AlreadyExists: a run of that name is there; `resume` continues it.
+        ValueError: the name cannot name a run.
+    """
+    payload = record.to_bytes()
+    try:
+        store.put_if_absent(run_key(check_run_name(record.run)), payload)
+    except AlreadyExists as error:
+        raise AlreadyExists(
+            f"Run {record.run!r} exists in {store.uri}. Continue it with `rollbook resume "
+            f"{record.run}`, or launch under another --run name."
+        ) from error
+    return sha256_hex(payload)
+
+
+def read_run(store: ObjectStore, run: str) -> tuple[RunRecord, str]:
+    """Returns a run's record and the digest of its bytes.
+
+    Raises:
+        NotFound: no such run.
+        Corrupt: it does not parse, or is another run's.
+    """
+    payload = store.get(run_key(check_run_name(run)))
+    record = _parse(RunRecord, payload, run_key(run))
+    _expect(record.run == run, run_key(run), f"run {run!r}", f"run {record.run!r}")
+    return record, sha256_hex(payload)
+
+
+def list_runs(store: ObjectStore) -> list[str]:
+    """Returns the names of all runs, reading one key per run."""
+    runs: list[str] = []
+    after = ""
+    while found := next(iter(store.list(runs_prefix(), start_after=after)), None):
+        run = run_of_key(found.key)
+        # "0" follows "/": everything of this run sorts before it.
+        after = f"{runs_prefix()}{run}0"
+        if _exists(store, run_key(run)):
+            runs.append(run)
+    return runs
+
+
+def head(store: ObjectStore, run: str) -> tuple[StepCommit, str] | None:
+    """Returns the newest commit of a run and its digest, or None before genesis.
+
+    By step number, never by time: a search over commit keys, then a look at what lies after the
+    one that was found. Half-written steps do not count.
+
+    Raises:
+        Corrupt: a commit is missing below one that is there.
+    """
+    newest = _newest_step(store, run)
+    after = commit_key(run, newest) if newest >= 0 else ""
+    for listed in store.list(steps_prefix(run), start_after=after):
+        step = step_of_commit_key(listed.key)
+        if step is not None:
+            raise Corrupt(
+                f"{listed.key} exists in {store.uri}, but the commit of step {newest + 1} does "
+                "not. Expected one unbroken chain: restore the missing commit from a copy."
+            )
+    return None if newest < 0 else read_commit(store, run, newest)
+
+
+def read_commit(store: ObjectStore, run: str, step: int) -> tuple[StepCommit, str]:
+    """Returns the commit of a step and the digest of its bytes.
+
+    Raises:
+        NotFound: the step is not committed.
+        Corrupt: it does not parse, or is another step's.
+    """
+    key = commit_key(run, step)
+    payload = store.get(key)
+    commit = _parse(StepCommit, payload, key)
+    found = f"step {commit.step} of run {commit.run!r}"
+    _expect((commit.run, commit.step) == (run, step), key, f"step {step} of run {run!r}", found)
+    return commit, sha256_hex(payload)
+
+
+def commits(store: ObjectStore, run: str, *, start: int = 0) -> Iterator[tuple[StepCommit, str]]:
+    """Yields the commits from step `start` to the head, each checked against the one before.
+
+    Raises:
+        NotFound: no such run, or the step before `start` is not committed.
+        Corrupt: the chain breaks; the message names the step.
+    """
+    expected = read_run(store, run)[1] if start == 0 else read_commit(store, run, start - 1)[1]
+    step = start
+    while (found := _commit_or_none(store, run, step)) is not None:
+        commit, digest = found
+        if commit.previous != expected:
+            raise Corrupt(
+                f"The chain of run {run!r} breaks at step {step}: its commit names "
+                f"{commit.previous} as the one before, whose digest is {expected}. One of the two "
+                "was changed."
+            )
+        yield commit, digest
+        expected, step = digest, step + 1
+
+
+def find_record(
+    store: ObjectStore, scope: StepScope | EvalScope, *, stage: str, request_digest: str
+) -> StageRecord | None:
+    """Returns the record of that request, or None if the work is still to do.
+
+    `stage` carries the shard where there are several: `rollout-0003`.
+
+    Raises:
+        Corrupt: what lies there is not the record of that request.
+    """
+    key = record_key(scope, stage, request_digest)
+    payload = _get_or_none(store, key)
+    if payload is None:
+        return None
+    record = _parse(StageRecord, payload, key)
+    _check_request(record, key)
+    _expect(record.request_digest == request_digest, key, request_digest, record.request_digest)
+    return record
+
+
+def put_record(
+    store: ObjectStore, scope: StepScope | EvalScope, record: StageRecord
+) -> tuple[StageRecord, RecordRef]:
+    """Puts a stage record after its data and returns the one that stands: the winner's.
+
+    Raises:
+        ValueError: `record.request` is not what `record.request_digest` is the digest of.
+        CommitUnknown: neither the put nor the re-read was answered.
+    """
+    if _request_digest(record) != record.request_digest:
+        raise ValueError(
+            f"Record of {record.stage} names request digest {record.request_digest}, but its "
+            f"request has {_request_digest(record)}. Store the body that the digest was taken of."
+        )
+    key = record_key(scope, record.stage, record.request_digest)
+    standing, digest, _ = _adopt(store, key, record)
+    return standing, _record_ref(standing, key, digest)
+
+
+def record_ref(
+    scope: StepScope | EvalScope, record: StageRecord, *, store: ObjectStore
+) -> RecordRef:
+    """Returns the reference to a stored record; the digest is of the bytes that are stored.
+
+    Raises:
+        NotFound: it was not put.
+    """
+    key = record_key(scope, record.stage, record.request_digest)
+    return _record_ref(record, key, sha256_hex(store.get(key)))
+
+
+def read_record(store: ObjectStore, ref: RecordRef) -> StageRecord:
+    """Returns the record that `ref` names.
+
+    Raises:
+        NotFound: it is gone.
+        Corrupt: other bytes than `ref` names, or another request.
+    """
+    payload = store.get(ref.key)
+    _expect(sha256_hex(payload) == ref.sha256, ref.key, ref.sha256, sha256_hex(payload))
+    record = _parse(StageRecord, payload, ref.key)
+    _check_request(record, ref.key)
+    return record
+
+
+def adopt_plan(store: ObjectStore, plan: Plan) -> tuple[Plan, ObjectRef]:
+    """Puts a plan, or returns the one that another controller put under that revision."""
+    key = plan_key(plan.run, plan.step, plan.revision)
+    standing, digest, _ = _adopt(store, key, plan)
+    return standing, ObjectRef(key=key, sha256=digest, num_bytes=len(store.get(key)))
+
+
+def current_plan(store: ObjectStore, run: str, step: int) -> tuple[Plan, ObjectRef] | None:
+    """Returns the plan of a step with the highest revision, or None."""
+    listed = store.list(plans_prefix(run, step))
+    revisions = [plan_revision_of_key(entry.key) for entry in listed]
+    found = [revision for revision in revisions if revision is not None]
+    return _read_plan(store, plan_key(run, step, max(found))) if found else None
+
+
+def read_plan(store: ObjectStore, ref: ObjectRef) -> Plan:
+    """Returns the plan that a commit names.
+
+    Raises:
+        NotFound: it is gone.
+        Corrupt: other bytes than `ref` names.
+    """
+    return _parse(Plan, read_object(store, ref), ref.key)
+
+
+def put_commit(store: ObjectStore, commit: StepCommit) -> tuple[StepCommit, str, bool]:
+    """Makes the step exist; returns the commit that stands, its digest, and whether it is ours.
+
+    Raises:
+        CommitConflict: `commit.previous` is not the digest of what lies before; reload.
+        CommitUnknown: neither the put nor the re-read was answered: read, then decide.
+    """
+    before = _previous_digest(store, commit)
+    if before != commit.previous:
+        raise CommitConflict(
+            f"Step {commit.step} of run {commit.run!r} was built on {commit.previous}, but before "
+            f"it stands {before}. Read the head again and continue from there."
+        )
+    return _adopt(store, commit_key(commit.run, commit.step), commit)
+
+
+def put_eval(store: ObjectStore, record: EvalRecord) -> EvalRecord:
+    """Puts an evaluation and returns the one that stands."""
+    scope = EvalScope(run=record.run, version=record.policy_version, suite=record.suite)
+    return _adopt(store, eval_key(scope), record)[0]
+
+
+def read_evals(store: ObjectStore, run: str) -> list[EvalRecord]:
+    """Returns all evaluations of a run by policy version, then suite."""
+    keys = [entry.key for entry in store.list(evals_prefix(run))]
+    return [
+        _parse(EvalRecord, store.get(key), key)
+        for key in keys
+        if re.fullmatch(r"runs/[^/]+/evals/\d+/[^/]+/eval\.json", key)
+    ]
+
+
+def _adopt(store: ObjectStore, key: str, record: _Record) -> tuple[_Record, str, bool]:
+    payload = record.to_bytes()
+    try:
+        store.put_if_absent(key, payload)
+    except AlreadyExists:
+        payload = store.get(key)
+        return _parse(type(record), payload, key), sha256_hex(payload), False
+    return record, sha256_hex(payload), True
+
+
+def _read_plan(store: ObjectStore, key: str) -> tuple[Plan, ObjectRef]:
+    payload = store.get(key)
+    ref = ObjectRef(key=key, sha256=sha256_hex(payload), num_bytes=len(payload))
+    return _parse(Plan, payload, key), ref
+
+
+def _newest_step(store: ObjectStore, run: str) -> int:
+    """Doubles until a commit is missing, then halves: about 2 log2(steps) look-ups."""
+    low, high = -1, 0
+    while _exists(store, commit_key(run, high)):
+        low, high = high, 2 * high + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _exists(store, commit_key(run, middle)):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _previous_digest(store: ObjectStore, commit: StepCommit) -> str:
+    if commit.step == 0:
+        return read_run(store, commit.run)[1]
+    return read_commit(store, commit.run, commit.step - 1)[1]
+
+
+def _commit_or_none(store: ObjectStore, run: str, step: int) -> tuple[StepCommit, str] | None:
+    try:
+        return read_commit(store, run, step)
+    except NotFound:
+        return None
+
+
+def _exists(store: ObjectStore, key: str) -> bool:
+    try:
+        store.size(key)
+    except NotFound:
+        return False
+    return True
+
+
+def _get_or_none(store: ObjectStore, key: str) -> bytes | None:
+    try:
+        return store.get(key)
+    except NotFound:
+        return None
+
+
+def _parse(model: type[_Record], payload: bytes, key: str) -> _Record:
+    try:
+        return model.from_bytes(payload)
+    except ValueError as error:
+        raise Corrupt(
+            f"{key} is not a {model.__name__}: {error}. Restore it from a copy of the store."
+        ) from error
+
+
+def _expect(holds: bool, key: str, expected: str, found: str) -> None:
+    if not holds:
+        raise Corrupt(
+            f"{key} holds something else: expected {expected}, found {found}. Restore it from a "
+            "copy of the store."
+        )
+
+
+def _request_digest(record: StageRecord) -> str:
+    # The shard number is in the key's stage, not in the request's.
+    return request_digest(re.sub(r"-\d{4,}$", "", record.stage), record.request)
+
+
+def _check_request(record: StageRecord, key: str) -> None:
+    _expect(
+        _request_digest(record) == record.request_digest,
+        key,
+        f"the request of digest {record.request_digest}",
+        f"one of digest {_request_digest(record)}",
+    )
+
+
+def _record_ref(record: StageRecord, key: str, digest: str) -> RecordRef:
+    return RecordRef(
+        stage=record.stage, key=key, sha256=digest, request_digest=record.request_digest
+    )
