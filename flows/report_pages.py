@@ -2,10 +2,14 @@
 
 import base64
 import io
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from matplotlib.figure import Figure
+from tokenizers import Tokenizer
 
 from flows.progress import number
 from storage.experience import read_shard
@@ -135,16 +139,13 @@ def _row(sample: Row, reward: Row, answer: str | None, decode: Any) -> Row:
 
 
 @lru_cache(maxsize=4)
-def _decoder(directory: str) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(directory).decode
+def _decoder(directory: str) -> Callable[[list[int]], str]:
+    tokenizer = Tokenizer.from_file(str(Path(directory) / "tokenizer.json"))
+    return lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
 def curve_image(curve: Curve, title: str) -> str:
     """Returns the reward curve with held-out accuracies as a PNG `data:` address."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(7, 3.2), dpi=90, layout="constrained")
     axes = figure.subplots()
     rewards = [float("nan") if value is None else value for value in curve.rewards]

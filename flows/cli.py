@@ -1,0 +1,169 @@
+"""The `rollbook` command. It parses, calls, and prints; nothing is decided here."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+
+from flows.terminal import print_summary
+from tasks.errors import Permanent, Transient
+
+app = typer.Typer(
+    name="rollbook",
+    help="Post-train language models with reinforcement learning, one auditable step at a time.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Store = Annotated[
+    str | None,
+    typer.Option(
+        help="s3://bucket/prefix or a directory. Default: ROLLBOOK_STORE, else the local server.",
+        show_default=False,
+    ),
+]
+Endpoint = Annotated[
+    str | None,
+    typer.Option(help="Address of an S3 server that is not AWS.", show_default=False),
+]
+Run = Annotated[str, typer.Argument(help="Name of the run.", show_default=False)]
+
+
+def _recipe_lines() -> str:
+    from flows.recipes import RECIPES
+
+    lines = [
+        f"{name}: {(recipe.__doc__ or '').strip().splitlines()[0]}"
+        for name, recipe in RECIPES.items()
+    ]
+    return "\n\n".join(["Recipes:", *lines])
+
+
+class _LaunchCommand(typer.core.TyperCommand):
+    """Adds the recipes to `launch --help`, so that the dictionary stays their only list."""
+
+    def format_help(self, ctx: typer.Context, formatter: object) -> None:  # type: ignore[override]
+        """Prints the help with one line per recipe at its end."""
+        self.epilog = _recipe_lines()
+        super().format_help(ctx, formatter)  # type: ignore[arg-type]
+
+
+@app.command(cls=_LaunchCommand)
+def launch(
+    recipe: Annotated[str, typer.Argument(help="Which recipe; see below.", show_default=False)],
+    run: Annotated[
+        str | None, typer.Option(help="Name of the run. Default: RECIPE-N.", show_default=False)
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="RL steps. Default: the recipe's.", min=1, show_default=False),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="key=value, like train.learning_rate=1e-6; repeatable."),
+    ] = None,
+    store: Store = None,
+    endpoint: Endpoint = None,
+) -> None:
+    """Start a run from a recipe and train it."""
+    from flows.overrides import near_names, with_overrides
+    from flows.recipes import RECIPES
+
+    if recipe not in RECIPES:
+        raise ValueError(f"There is no recipe {recipe!r}. {near_names(recipe, sorted(RECIPES))}")
+    changes = [*(overrides or []), *([f"steps={steps}"] if steps else [])]
+    config = with_overrides(RECIPES[recipe](), changes)
+    from flows.run import train_run
+
+    print_summary(train_run(config, run=run, store=store, endpoint=endpoint))
+
+
+@app.command()
+def resume(
+    run: Run,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            help="How many more. Default: up to the run's own.", min=1, show_default=False
+        ),
+    ] = None,
+    store: Store = None,
+    endpoint: Endpoint = None,
+) -> None:
+    """Continue a run from its last commit."""
+    from flows.run import resume_run
+
+    print_summary(resume_run(run, steps=steps, store=store, endpoint=endpoint))
+
+
+@app.command()
+def show(
+    run: Run,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    store: Store = None,
+    endpoint: Endpoint = None,
+) -> None:
+    """Print a run's steps, rewards and held-out accuracy."""
+    from flows.show import summarise
+    from flows.stores import resolve_store
+    from storage.opening import open_store
+
+    config = resolve_store(store, endpoint)
+    summary = summarise(open_store(config, writing=False), run, store_config=config)
+    if as_json:
+        sys.stdout.write(json.dumps(summary.model_dump(mode="json"), indent=2) + "\n")
+    else:
+        print_summary(summary)
+
+
+@app.command()
+def export(
+    target: Annotated[str, typer.Argument(metavar="RUN[@STEP]", show_default=False)],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", show_default=False)],
+    store: Store = None,
+    endpoint: Endpoint = None,
+) -> None:
+    """Write a policy as a Hugging Face directory that transformers and vLLM load."""
+    from flows.export import export_policy
+    from flows.stores import resolve_store
+    from infra.home import home
+    from storage.opening import open_store
+
+    opened = open_store(resolve_store(store, endpoint), writing=False)
+    commit = export_policy(opened, target, directory, cache=home() / "cache")
+    Console().print(
+        f"version {commit.policy_version} of {commit.run} (step {commit.step}, policy "
+        f"{commit.policy_digest[:16]}) is in {directory}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _cause(error: BaseException) -> str:
+    if isinstance(error, ValidationError):
+        return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+    return str(error) or type(error).__name__
+
+
+def main() -> None:
+    """Runs the command; a failure ends in one line that says the cause, and a non-zero exit."""
+    from storage.errors import StorageError
+
+    # Prefect's banner and usage reports have no place in our output.
+    os.environ.setdefault("DO_NOT_TRACK", "1")
+    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    console = Console(stderr=True)
+    try:
+        app()
+    except KeyboardInterrupt:
+        console.print("interrupted: every commit is kept; `rollbook resume RUN` goes on")
+        sys.exit(130)
+    except (ValueError, OSError, StorageError, Transient, Permanent) as error:
+        console.print(f"error: {_cause(error)}", style="red", highlight=False, soft_wrap=True)
+        sys.exit(1)

@@ -1,0 +1,104 @@
+"""`--set key=value`: changes a recipe's config by dotted keys, with near misses named."""
+
+import difflib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from flows.config import RunConfig
+
+
+def with_overrides(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
+    """Returns `config` with every `key=value` applied and all of it validated again.
+
+    A value is read as JSON where it parses (`3`, `true`, `[1,2]`), else it is the text itself.
+    List items are addressed by number: `reward.parts.0.weight=2`.
+
+    Raises:
+        ValueError: no such key (near misses are named), or the value does not fit.
+    """
+    values = config.model_dump(mode="json")
+    for assignment in assignments:
+        key, mark, text = assignment.partition("=")
+        if not mark:
+            raise ValueError(f"--set {assignment!r} has no value. Expected --set key=value.")
+        _assign(values, key.strip().split("."), _parse(text), key.strip())
+    return validated(values)
+
+
+def validated(values: dict[str, Any]) -> RunConfig:
+    """Returns the RunConfig of plain values.
+
+    Raises:
+        ValueError: one line per field that does not fit.
+    """
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        lines = [
+            f"{'.'.join(str(part) for part in found['loc']) or 'config'}: "
+            f"{found['msg'].removeprefix('Value error, ')}"
+            + (f" Found {found['input']!r}." if not isinstance(found["input"], dict) else "")
+            for found in error.errors()
+        ]
+        raise ValueError("The config does not work. " + " | ".join(lines)) from error
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _assign(values: Any, path: list[str], value: Any, key: str) -> None:
+    head, rest = path[0], path[1:]
+    slot = _slot(values, head, key)
+    if rest:
+        _assign(values[slot], rest, value, key)
+    else:
+        values[slot] = value
+
+
+def _slot(values: Any, name: str, key: str) -> Any:
+    if isinstance(values, list) and name.isdigit() and int(name) < len(values):
+        return int(name)
+    free_form = isinstance(values, dict) and key.rpartition(".")[0].endswith(("options", "suites"))
+    if isinstance(values, dict) and (name in values or free_form):
+        return name
+    known = sorted(values) if isinstance(values, dict) else []
+    raise ValueError(f"There is no setting {key!r}. {_near(name, known, key)}")
+
+
+def _near(name: str, known: list[str], key: str) -> str:
+    everywhere = _all_keys(RunConfig)
+    close = difflib.get_close_matches(name, known, n=2, cutoff=0.6)
+    prefix = key.rpartition(".")[0]
+    candidates = [f"{prefix}.{match}" if prefix else match for match in close]
+    last = key.rpartition(".")[2]
+    candidates += [full for full in everywhere if full.rpartition(".")[2] == last]
+    candidates += difflib.get_close_matches(key, everywhere, n=3, cutoff=0.6)
+    unique = list(dict.fromkeys(candidates))[:3]
+    if unique:
+        return f"Did you mean {' or '.join(unique)}?"
+    return f"Expected one of: {', '.join(known)}." if known else "It has no parts."
+
+
+def _all_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    keys: list[str] = []
+    for name, field in model.model_fields.items():
+        keys.append(prefix + name)
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            keys += _all_keys(inner, f"{prefix}{name}.")
+    return keys
+
+
+def near_names(name: str, known: Sequence[str]) -> str:
+    """Returns a hint at the names close to `name`, or all of them."""
+    close = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
+    if close:
+        return f"Did you mean {' or '.join(close)}?"
+    return f"Expected one of: {', '.join(known)}."

@@ -1,0 +1,91 @@
+"""How a run reads in a terminal: its figures, its curve, and what to try next."""
+
+import plotext
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from flows.progress import number
+from flows.show import EvalSummary, RunSummary
+
+SHOWN_STEPS = 8
+NARROW = 60
+
+
+def print_summary(summary: RunSummary) -> None:
+    """Prints a run: curve, first and last steps, held-out accuracy before and after."""
+    console = Console()
+    trained = [found for found in summary.steps if found.kind != "genesis"]
+    rewards = [
+        (found.step, found.reward_mean) for found in trained if found.reward_mean is not None
+    ]
+    if len(rewards) > 1:
+        console.print(Text.from_ansi(curve(rewards, summary.evals, width=console.width)))
+    if trained:
+        console.print(_steps_table(summary))
+    for line in held_out_lines(summary.evals):
+        console.print(line, highlight=False)
+    console.print(
+        f"run {summary.run} in {summary.store}: step {summary.head_step}, policy version "
+        f"{summary.policy_version}, digest {(summary.policy_digest or '-')[:16]}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def curve(rewards: list[tuple[int, float]], evaluations: list[EvalSummary], *, width: int) -> str:
+    """Returns the reward curve, with held-out accuracies as points, drawn in characters."""
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.plot_size(max(min(width, 100), NARROW), 16)
+    steps, values = zip(*rewards, strict=True)
+    plotext.plot(steps, values, label="reward", marker="braille")
+    first = evaluations[0].suite if evaluations else None
+    points = [
+        (found.step, found.accuracy)
+        for found in evaluations
+        if found.suite == first and found.accuracy is not None
+    ]
+    if points:
+        versions, accuracies = zip(*points, strict=True)
+        plotext.scatter(versions, accuracies, label=f"accuracy ({first})", marker="o")
+    plotext.xlabel("step")
+    return str(plotext.build())
+
+
+def held_out_lines(evaluations: list[EvalSummary]) -> list[str]:
+    """Returns one line per suite: accuracy of the first and the last version it measured."""
+    lines: list[str] = []
+    for suite in dict.fromkeys(found.suite for found in evaluations):
+        found = sorted((e for e in evaluations if e.suite == suite), key=lambda e: e.step)
+        before, after = found[0], found[-1]
+        interval = f"95% interval {number(after.low)} to {number(after.high)}"
+        lines.append(
+            f"held-out accuracy ({suite}): {number(before.accuracy)} at version {before.step} -> "
+            f"{number(after.accuracy)} at version {after.step} ({interval}, "
+            f"{after.num_prompts} prompts)"
+        )
+    return lines
+
+
+def _steps_table(summary: RunSummary) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("step", "reward", "accuracy", "loss", "|grad|", "tokens", "cut off", "s"):
+        table.add_column(column, justify="right")
+    trained = [found for found in summary.steps if found.kind != "genesis"]
+    shown = trained[-SHOWN_STEPS:]
+    for found in shown:
+        table.add_row(
+            str(found.step),
+            number(found.reward_mean),
+            number(found.accuracy),
+            number(found.loss, 4),
+            number(found.grad_norm),
+            number(found.completion_tokens_mean, 1),
+            number(found.truncated_share, 2),
+            number(found.seconds, 2),
+        )
+    if len(trained) > len(shown):
+        table.caption = f"the last {len(shown)} of {len(trained)} steps; --json has them all"
+        table.caption_justify = "left"
+    return table
