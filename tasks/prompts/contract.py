@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from storage.layout import StepScope
 from storage.records import (
@@ -31,6 +31,11 @@ class DatasetConfig(BaseModel):
     options: dict[str, Any] = {}
     """The data set's own settings, validated by its Config at launch."""
 
+    @property
+    def label(self) -> str:
+        """What the set is called in reports, ids and cursors."""
+        return self.name or self.kind
+
 
 class PromptsConfig(BaseModel):
     """Where prompts come from and how many groups a step takes."""
@@ -41,11 +46,31 @@ class PromptsConfig(BaseModel):
     groups_per_step: Annotated[int, Field(gt=0)] = 64
     """Prompt groups per step."""
     system_prompt: str | None = None
-    """System turn put before every prompt; None leaves it out, "" is an empty turn."""
+    """System turn put before every prompt that has none; None adds none, "" is an empty turn."""
     template: bool = True
     """Apply the model's chat template; False tokenises the prompt text as it is."""
     max_prompt_tokens: Annotated[int, Field(gt=0)] | None = None
     """Longer prompts are dropped and counted; default: what leaves room for `max_tokens`."""
+
+    @model_validator(mode="after")
+    def _sets_have_own_names(self) -> "PromptsConfig":
+        labels = [dataset.label for dataset in self.datasets]
+        repeated = sorted({label for label in labels if labels.count(label) > 1})
+        if repeated:
+            raise ValueError(
+                f"prompts.datasets names {repeated} more than once. Expected one name per set, "
+                "because cursors and reports go by it: set `name`."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _system_prompt_has_a_template(self) -> "PromptsConfig":
+        if self.system_prompt is not None and not self.template:
+            raise ValueError(
+                "prompts.system_prompt needs prompts.template: without a chat template there are "
+                "no turns. Leave system_prompt out, or write it into the prompts."
+            )
+        return self
 
 
 class PrepareRequest(Record):
@@ -64,12 +89,14 @@ class PromptsRequest(Record):
     seed: Int64
     inputs: PromptInputs
     cursor: Cursor
-    round: int = 0
-    num_groups: int
+    """The cursor of the previous commit, for every round of the step."""
+    round: Annotated[int, Field(ge=0)] = 0
+    """Round r holds groups [r * num_groups, (r + 1) * num_groups) of the step."""
+    num_groups: Annotated[int, Field(gt=0)]
 
-    def digest(self) -> str:
-        """Returns the request digest: seed, mixture, cursor, round and size, no keys."""
-        body = {
+    def body(self) -> dict[str, Any]:
+        """Returns the digestible part of the request: seed, mixture, cursor, round and size."""
+        return {
             "seed": str(self.seed),
             "mixture": self.inputs.mixture_digest,
             "train": self.inputs.train.sha256,
@@ -77,7 +104,10 @@ class PromptsRequest(Record):
             "round": self.round,
             "num_groups": self.num_groups,
         }
-        return request_digest("prompts", body)
+
+    def digest(self) -> str:
+        """Returns the request digest."""
+        return request_digest("prompts", self.body())
 
 
 class PromptsResult(Record):
