@@ -10,7 +10,7 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
-from flows.terminal import print_summary
+from flows.terminal import print_next, print_summary
 from tasks.errors import Permanent, Transient
 
 app = typer.Typer(
@@ -81,7 +81,9 @@ def launch(
     config = with_overrides(RECIPES[recipe](), changes)
     from flows.run import train_run
 
-    print_summary(train_run(config, run=run, store=store, endpoint=endpoint))
+    summary = train_run(config, run=run, store=store, endpoint=endpoint)
+    print_summary(summary)
+    print_next(summary)
 
 
 @app.command()
@@ -99,7 +101,9 @@ def resume(
     """Continue a run from its last commit."""
     from flows.run import resume_run
 
-    print_summary(resume_run(run, steps=steps, store=store, endpoint=endpoint))
+    summary = resume_run(run, steps=steps, store=store, endpoint=endpoint)
+    print_summary(summary)
+    print_next(summary)
 
 
 @app.command()

@@ -113,19 +113,23 @@ def _evaluation_missing(store: ObjectStore, run: str, config: RunConfig, version
 
 def _advance_to(run: str, last: int, *, store_config: StoreConfig) -> RunSummary:
     with prefect_server():
-        advance.with_options(flow_run_name=run)(
+        url = advance.with_options(flow_run_name=run)(
             run, until=last, store=store_config.uri, endpoint=store_config.endpoint
         )
-    return summarise(open_store(store_config, writing=False), run, store_config=store_config)
+    opened = open_store(store_config, writing=False)
+    return summarise(opened, run, store_config=store_config, ui_url=url)
 
 
 @flow(name="run", persist_result=False)
 def advance(
     run: str, until: int | None = None, store: str | None = None, endpoint: str | None = None
-) -> None:
+) -> str | None:
     """Takes `run` from its last commit to step `until` (default: its configured steps).
 
     This is what a deployment schedules. A second call finds the commits and goes on after them.
+
+    Returns:
+        Where the Prefect UI shows this flow run, or None without a lasting server.
 
     Raises:
         NotFound: there is no such run; launch it first.
@@ -145,6 +149,7 @@ def advance(
         _open_session(opened, store_config, run, watcher, last) as session,
     ):
         _advance_session(session, last)
+    return run_url(flow_run.get_id())
 
 
 def _holder() -> dict[str, str]:

@@ -39,6 +39,7 @@ class RunSummary(Record):
 
     run: str
     store: str
+    endpoint: str | None
     recipe: str
     head_step: int | None
     head_digest: str | None
@@ -46,9 +47,12 @@ class RunSummary(Record):
     policy_digest: str | None
     steps: list[StepSummary]
     evals: list[EvalSummary]
+    ui_url: str | None = None
 
 
-def summarise(store: ObjectStore, run: str, *, store_config: StoreConfig) -> RunSummary:
+def summarise(
+    store: ObjectStore, run: str, *, store_config: StoreConfig, ui_url: str | None = None
+) -> RunSummary:
     """Reads all commits and evaluations of `run`; the chain is checked on the way.
 
     Raises:
@@ -61,6 +65,7 @@ def summarise(store: ObjectStore, run: str, *, store_config: StoreConfig) -> Run
     return RunSummary(
         run=run,
         store=store_config.uri,
+        endpoint=store_config.endpoint,
         recipe=str(record.config.get("recipe")),
         head_step=head.step if head else None,
         head_digest=head_digest,
@@ -68,6 +73,7 @@ def summarise(store: ObjectStore, run: str, *, store_config: StoreConfig) -> Run
         policy_digest=head.policy_digest if head else None,
         steps=[_step(commit, digest) for commit, digest in chain],
         evals=[_evaluation(found) for found in read_evals(store, run)],
+        ui_url=ui_url,
     )
 
 
