@@ -19,7 +19,7 @@ from storage.object_store import ObjectStore
 from storage.records import PromptInputs, RunRecord
 from storage.schemas import PROMPTS
 from tasks.prompts.contract import PrepareRequest
-from tasks.prompts.stage import prepare
+from tasks.prompts.prepare import prepare
 from tasks.reward.stage import check_golds
 from tasks.workspace import Workspace
 

@@ -33,6 +33,22 @@ def print_summary(summary: RunSummary) -> None:
     )
 
 
+def print_next(summary: RunSummary) -> None:
+    """Prints where a run is and three commands to try on it."""
+    console = Console()
+    where = f" (--endpoint {summary.endpoint})" if summary.endpoint else ""
+    lines = [
+        f"in the Prefect UI: {summary.ui_url or 'no lasting server (`make up` starts one)'}",
+        f"in the store:      {summary.store}/runs/{summary.run}/{where}",
+        "try next:",
+        f"  rollbook show {summary.run} --json",
+        f"  rollbook resume {summary.run} --steps 20",
+        f"  rollbook export {summary.run} exported-{summary.run}",
+    ]
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
 def curve(rewards: list[tuple[int, float]], evaluations: list[EvalSummary], *, width: int) -> str:
     """Returns the reward curve, with held-out accuracies as points, drawn in characters."""
     plotext.clear_figure()
