@@ -61,7 +61,7 @@ def _evaluate_suite(session: Session, name: str, suite: EvalSuite, policy: Polic
         suite=name,
         policy_version=policy.version,
         policy_digest=policy.digest,
-        records=[record_ref(scope, record) for record in [*rollouts, *rewards]],
+        records=[record_ref(scope, found, store=session.store) for found in [*rollouts, *rewards]],
         num_prompts=len(accuracies),
         num_samples=sum(record.outputs["samples"].rows or 0 for record in rollouts),
         num_graded=int(sum(record.metrics.get("num_graded") or 0 for record in rewards)),
@@ -74,7 +74,7 @@ def _evaluate_suite(session: Session, name: str, suite: EvalSuite, policy: Polic
             "truncated_share": weighted_mean(rollouts, "truncated_share"),
         },
     )
-    return put_eval(session.store, scope, record)
+    return put_eval(session.store, record)
 
 
 def _shard_requests(

@@ -55,7 +55,7 @@ def genesis(run: str) -> None:
             scope=scope,
             kind="genesis",
             plan=plan_ref,
-            records=[record_ref(scope, trained.record)],
+            records=[record_ref(scope, trained.record, store=session.store)],
             cursor=plan.cursor,
             previous=plan.previous,
             metrics=trained.record.metrics,

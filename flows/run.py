@@ -1,8 +1,6 @@
 """Advances a run from its last commit, whoever asks: CLI, notebook, script or deployment."""
 
 import logging
-import os
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,7 +21,7 @@ from flows.step import step
 from flows.stores import resolve_store
 from flows.topologies import TOPOLOGIES
 from infra.home import home
-from storage.leases import Lease
+from storage.leases import hold
 from storage.ledger import head, read_evals, read_run
 from storage.object_store import ObjectStore
 from storage.opening import open_store
@@ -145,15 +143,11 @@ def advance(
     with (
         watching(run, first=first, last=last) as watcher,
         controller_settings(),
-        Lease.hold(opened, run, role="controller", holder=_holder()),
+        hold(opened, run, "controller"),
         _open_session(opened, store_config, run, watcher, last) as session,
     ):
         _advance_session(session, last)
     return run_url(flow_run.get_id())
-
-
-def _holder() -> dict[str, str]:
-    return {"host": socket.gethostname(), "pid": str(os.getpid())}
 
 
 @contextmanager

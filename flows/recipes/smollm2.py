@@ -8,7 +8,7 @@ from tasks.train.contract import ModelConfig, TrainConfig
 
 
 def smollm2() -> RunConfig:
-    """SmolLM2-135M-Instruct learns to name a word's first letter: 0.05 to 0.8 in 13 steps."""
+    """SmolLM2-135M-Instruct learns to name the first letter of a word."""
     return RunConfig(
         recipe="smollm2",
         model=ModelConfig(path="builtin:smollm2"),
@@ -26,8 +26,10 @@ def smollm2() -> RunConfig:
         ),
         reward=RewardConfig(
             parts=[
-                RewardPart(kind="exact", accuracy=True),
-                RewardPart(kind="format", weight=0.2),
+                RewardPart(kind="exact", accuracy=True, options={"marks": ["tag"]}),
+                RewardPart(
+                    kind="format", weight=0.2, options={"pattern": "<answer>[a-z]</answer>"}
+                ),
             ],
             workers=1,
         ),
