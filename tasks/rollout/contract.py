@@ -123,12 +123,17 @@ class PromptGroup:
     seed: int
 
 
+def max_new_tokens(group: PromptGroup, sampling: SamplingPolicy, *, config: RolloutConfig) -> int:
+    """Returns the most tokens that a completion of `group` may have: what the context leaves."""
+    return min(sampling.max_tokens, config.max_model_len - len(group.prompt_token_ids))
+
+
 @dataclass(frozen=True)
 class Completion:
     """One completion as the engine sampled it.
 
-    `token_ids` include the terminating token; `logprobs` are float32, one per token, with the
-    temperature applied. `finish_reason` is `stop` or `length`.
+    `token_ids` include the terminating token; `logprobs` are float32, one per token, with
+    temperature (0 counts as 1), top_k and top_p applied. `finish_reason` is `stop` or `length`.
     """
 
     token_ids: list[int]
@@ -147,6 +152,20 @@ class FinishedGroup:
 
 class RolloutEngine(Protocol):
     """A warm sampler, keyed by the digest of the policy that it holds."""
+
+    @property
+    def config(self) -> RolloutConfig:
+        """What the engine was started with."""
+        ...
+
+    @property
+    def proof(self) -> WeightProof | None:
+        """How the engine showed what it holds, or None."""
+        ...
+
+    def environment(self) -> dict[str, str]:
+        """Returns what the bits depend on besides the request and the installed packages."""
+        ...
 
     @property
     def policy_digest(self) -> str | None:

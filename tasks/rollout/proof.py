@@ -1,0 +1,162 @@
+"""Whether an engine holds the policy that it must sample from: its probe against the learner's.
+
+Pure comparison; nothing here runs a model.
+
+`R` probe rows, `T` tokens of a row.
+"""
+
+from dataclasses import dataclass
+
+from storage.records import PolicyRef, Probe, WeightProof
+from tasks.errors import Permanent
+
+BF16_TOLERANCE = 0.5
+"""In bfloat16 right weights differ from the learner by 0.24 at most, strangers by more than 1."""
+
+
+@dataclass(frozen=True)
+class NextToken:
+    """The token that the engine decoded after a probe row, and what it thought of the learner's.
+
+    `learner_logprob` is the engine's logprob of the learner's token, None if that token is not
+    even among the engine's best few.
+    """
+
+    token_id: int
+    logprob: float
+    learner_logprob: float | None
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True)
+class ProbeReading:
+    """What an engine says of a probe: logprobs of every token but the first, and the next one."""
+
+    logprobs_R_T: list[list[float]]
+    next_R: list[NextToken]
+
+
+@dataclass(frozen=True)
+class Proven:
+    """The last policy that the engine proved, and its reading of the probe at the time."""
+
+    policy_digest: str
+    reading: ProbeReading
+
+
+def tolerance_of(policy: PolicyRef, *, dtype: str, tolerance: float) -> float:
+    """Returns the tolerance that applies: `tolerance` if learner and engine compute in float32."""
+    both_float32 = dtype == "float32" and policy.dtype == "float32"
+    return tolerance if both_float32 else max(tolerance, BF16_TOLERANCE)
+
+
+def prove(
+    policy: PolicyRef,
+    *,
+    probe: Probe,
+    reading: ProbeReading,
+    previous: Proven | None,
+    dtype: str,
+    tolerance: float,
+) -> WeightProof:
+    """Compares the engine's reading with the learner's probe.
+
+    `exact` is claimed where the previous version's reading lies outside the tolerance, so that
+    the probe tells the two apart; otherwise `swap-only`, which demands that the reading moved.
+
+    Args:
+        policy: what the engine must hold.
+        probe: the learner's logprobs under that policy.
+        reading: the engine's, taken after the swap.
+        previous: the policy proven before this one, if any.
+        dtype: what the engine computes in.
+        tolerance: most |logprob difference| in float32.
+
+    Raises:
+        Permanent: the two disagree, a stale cache was read, or nothing was swapped.
+    """
+    allowed = tolerance_of(policy, dtype=dtype, tolerance=tolerance)
+    found = _worst(probe, reading.logprobs_R_T)
+    if not found.difference <= allowed:
+        raise _refusal(policy, f"{found.text} Expected at most {allowed:g}.")
+    for row, token in enumerate(reading.next_R):
+        _check_next(policy, probe=probe, row=row, token=token, allowed=allowed)
+    another = previous is not None and previous.policy_digest != policy.digest
+    if another and reading.logprobs_R_T == previous.reading.logprobs_R_T:
+        raise _refusal(
+            policy,
+            f"the probe reads bit for bit as it did under policy {previous.policy_digest[:12]}, "
+            "so nothing was swapped. Expected another reading for another digest.",
+        )
+    separated = not another or _worst(probe, previous.reading.logprobs_R_T).difference > allowed
+    return WeightProof(
+        kind="exact" if allowed < BF16_TOLERANCE and separated else "swap-only",
+        policy_version=policy.version,
+        policy_digest=policy.digest,
+        max_abs_diff=found.difference,
+        tolerance=allowed,
+        num_tokens=sum(len(row) for row in reading.logprobs_R_T) + len(reading.next_R),
+    )
+
+
+@dataclass(frozen=True)
+class _Worst:
+    difference: float
+    text: str
+
+
+def _worst(probe: Probe, logprobs_R_T: list[list[float]]) -> _Worst:
+    """Returns the largest difference; a NaN counts as the largest."""
+    differences = [
+        (abs(engine - learner), row, position)
+        for row, (engine_T, learner_T) in enumerate(zip(logprobs_R_T, probe.logprobs, strict=True))
+        for position, (engine, learner) in enumerate(
+            zip(engine_T, _known(learner_T), strict=True), start=1
+        )
+    ]
+    unequal = [entry for entry in differences if entry[0] != entry[0]]
+    difference, row, position = (unequal or [max(differences)])[0]
+    engine, learner = logprobs_R_T[row][position - 1], probe.logprobs[row][position]
+    return _Worst(
+        difference,
+        f"its logprobs differ from the learner's by up to {difference:.3g} over "
+        f"{len(differences)} tokens (row {row}, token {position}: engine {engine:.6g}, learner "
+        f"{learner:.6g}).",
+    )
+
+
+def _known(logprobs_T: list[float | None]) -> list[float]:
+    """Returns the logprobs after the first; one that is missing there is NaN, which no one is."""
+    return [float("nan") if value is None else value for value in logprobs_T[1:]]
+
+
+def _check_next(
+    policy: PolicyRef, *, probe: Probe, row: int, token: NextToken, allowed: float
+) -> None:
+    """Checks one decoded token; within the tolerance of a tie, either token is right."""
+    expected, learner = probe.next_token_ids[row], probe.next_logprobs[row]
+    if token.num_cached_tokens:
+        raise _refusal(
+            policy,
+            f"decoding after probe row {row} read {token.num_cached_tokens} tokens from the "
+            "prefix cache, which holds what the previous weights computed. Expected none.",
+        )
+    engine = token.logprob if token.token_id == expected else token.learner_logprob
+    agrees = engine is not None and abs(engine - learner) <= allowed
+    tied = engine is not None and token.logprob - engine <= 2 * allowed
+    if not (agrees and tied):
+        seen = "far below its best" if engine is None else f"at {engine:.6g}"
+        raise _refusal(
+            policy,
+            f"after probe row {row} it decodes token {token.token_id} ({token.logprob:.6g}) and "
+            f"sees the learner's token {expected} {seen}. Expected {learner:.6g} within "
+            f"{allowed:g}.",
+        )
+
+
+def _refusal(policy: PolicyRef, what: str) -> Permanent:
+    return Permanent(
+        f"The engine does not hold policy {policy.version} ({policy.digest[:12]}): {what} It "
+        "holds nothing now and will not sample. Start it again; if that fails too, the model's "
+        "config does not describe these weights."
+    )
