@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 from rich.console import Console
+from typer.core import TyperCommand
 
 from flows.terminal import print_next, print_summary
 from tasks.errors import Permanent, Transient
@@ -45,7 +46,7 @@ def _recipe_lines() -> str:
     return "\n\n".join(["Recipes:", *lines])
 
 
-class _LaunchCommand(typer.core.TyperCommand):
+class _LaunchCommand(TyperCommand):
     """Adds the recipes to `launch --help`, so that the dictionary stays their only list."""
 
     def format_help(self, ctx: typer.Context, formatter: object) -> None:  # type: ignore[override]

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from flows.config import RunConfig
 from flows.progress import Watcher
-from flows.topologies.colocated import engines_python
-from infra.home import home
+from infra.home import engines_python, home
 
 WEIGHT_FILES = re.compile(r".*\.(safetensors|bin|pt|pth|gguf|h5|msgpack)(\.index\.json)?$")
 
@@ -80,7 +79,7 @@ def weight_digests(directory: Path) -> dict[str, str]:
 
 def _origins(config: RunConfig, *arguments: str, watcher: Watcher) -> str:
     """Runs the model maker in the engines' environment; returns its last line."""
-    command = [engines_python(config.train.python), "-m", "tasks.train.origins", *arguments]
+    command = [config.train.python or engines_python(), "-m", "tasks.train.origins", *arguments]
     last, errors = "", []
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1

@@ -4,6 +4,7 @@ Standard library only: preflight and install run before anything is downloaded.
 """
 
 import os
+import sys
 from pathlib import Path
 
 
@@ -23,3 +24,15 @@ def home() -> Path:
         return Path(chosen).expanduser().resolve()
     root = checkout()
     return (root or Path.home()) / ".rollbook"
+
+
+def engines_python() -> str:
+    """Returns the interpreter of the engines' environment.
+
+    `ROLLBOOK_ENGINES_PYTHON` if set, else the checkout's `.venv-engines`, else this interpreter:
+    a single environment that holds everything.
+    """
+    root = checkout()
+    beside = root / ".venv-engines" / "bin" / "python" if root else None
+    found = str(beside) if beside and beside.exists() else sys.executable
+    return os.environ.get("ROLLBOOK_ENGINES_PYTHON") or found

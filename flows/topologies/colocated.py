@@ -1,7 +1,5 @@
 """Everything on this machine: engines as child processes of the controller, started together."""
 
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,27 +9,13 @@ import tasks.prompts.stage as prompts_stage
 import tasks.reward.stage as reward_stage
 from flows.config import RunConfig
 from flows.topologies.stages import Stages
-from infra.home import checkout, home
+from infra.home import engines_python, home
 from storage.object_store import ObjectStore
 from storage.records import RunRecord
 from storage.store_config import StoreConfig
 from tasks.client import Child, ChildSpec, InProcess
 from tasks.reward.pool import start as start_reward_pool
 from tasks.workspace import Workspace
-
-ENGINES_PYTHON = "ROLLBOOK_ENGINES_PYTHON"
-
-
-def engines_python(configured: str | None = None) -> str:
-    """Returns the interpreter of the engines' environment.
-
-    What the config names, else `ROLLBOOK_ENGINES_PYTHON`, else the checkout's `.venv-engines`,
-    else this interpreter (a single environment that holds everything).
-    """
-    root = checkout()
-    beside = root / ".venv-engines" / "bin" / "python" if root else None
-    found = str(beside) if beside and beside.exists() else sys.executable
-    return configured or os.environ.get(ENGINES_PYTHON) or found
 
 
 @contextmanager
@@ -56,7 +40,7 @@ def colocated(
             store=store_config,
             home=home(),
             log_dir=logs,
-            python=engines_python(python),
+            python=python or engines_python(),
         )
         return Child(spec, workspace=workspace)
 
