@@ -30,10 +30,12 @@ _NAME = r"(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([A-Za-z](?:,[A-Za-z])*\))?)"
 _ASSIGNMENT = re.compile(rf"({_NAME})\s*(?:=|\\in(?![a-zA-Z])|\\to(?![a-zA-Z]))\s*(.+)", re.DOTALL)
 _VARIABLE = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?")
 _WORDS = re.compile(r"[^\W\d_][^\W\d_]*(?:[ '\-][^\W\d_]+)*[.!]?")
-_CHOICE = re.compile(r"\(?([A-J])\)?[.:]?")
-_UNREADABLE = re.compile(r"\\[lc]?dots|\.\.\.|\d\s*:\s*\d")
+_CHOICE = re.compile(r"\(?([A-J])(?:\)?[.:]?|[).:]\s.*)", re.DOTALL)
+_UNREADABLE = re.compile(r"\\[lc]?dots|\.\.\.|\d\s*:\s*\d|(?<![_^\d])\d+\s+\d(?!\d*/\d)")
 _PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-zA-Z])")
 _PIECES_LIMIT = 200
+_EXACT_TOLERANCE = sympy.Rational(1, 10**90)
+_ASTRONOMICAL_EXPONENT = 10**6
 
 
 @dataclass(frozen=True)
@@ -52,14 +54,14 @@ def equivalent(gold: str, answer: str) -> bool:
     """
     if _key(gold) == _key(answer):
         return True
-    if _UNREADABLE.search(gold) or _UNREADABLE.search(answer):
-        return False
     words = _compare_words(gold, answer)
     if words is not None:
         return words
     gold_number, answer_number = parse_quantity(gold), parse_quantity(answer)
     if gold_number and answer_number:
         return same_quantity(gold_number, answer_number)
+    if _UNREADABLE.search(gold) or _UNREADABLE.search(answer):
+        return False
     gold_name, gold_value = _assigned(gold)
     answer_name, answer_value = _assigned(answer)
     if gold_name and answer_name and gold_name != answer_name:
@@ -82,7 +84,7 @@ def readable(gold: str) -> bool:
 
 
 def _key(text: str) -> str:
-    return re.sub(r"\s+|(?<=[_^])\{(?=\w\})|(?<=[_^]\{\w)\}", "", plain_words(text))
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)|(?<=[_^])\{(?=\w\})|(?<=[_^]\{\w)\}", "", plain_words(text))
 
 
 def _compare_words(gold: str, answer: str) -> bool | None:
@@ -271,7 +273,7 @@ def _mixed_numbers_joined(text: str) -> str:
 
 
 def _compare_numbers(gold_text: str, gold: Any, answer: Any) -> bool | None:
-    """Compares two real or complex constants to 60 digits, relatively; None if either is not one.
+    """Compares two real or complex constants to 90 digits, relatively; None if either is not one.
 
     A library that rounds to six decimals takes 1e-20 for 1e-21.
     """
@@ -279,11 +281,13 @@ def _compare_numbers(gold_text: str, gold: Any, answer: Any) -> bool | None:
         return None
     if gold == answer:
         return True
-    difference, size = sympy.N(gold - answer, 60), sympy.N(abs(gold), 60)
+    if _is_astronomical(gold) != _is_astronomical(answer):
+        return False
+    difference, size = sympy.N(gold - answer, 100), sympy.N(abs(gold), 100)
     if not (difference.is_number and size.is_number) or difference.has(sympy.nan, sympy.zoo):
         return False
-    tolerance = RELATIVE_TOLERANCE if re.search(r"\d\.\d", gold_text) else sympy.Rational(1, 10**40)
-    return bool(abs(difference) <= sympy.N(tolerance, 60) * size)
+    tolerance = RELATIVE_TOLERANCE if re.search(r"\d\.\d", gold_text) else _EXACT_TOLERANCE
+    return bool(abs(difference) <= sympy.N(tolerance, 100) * size)
 
 
 def _is_constant(expression: Any) -> bool:
@@ -292,3 +296,31 @@ def _is_constant(expression: Any) -> bool:
         and bool(expression.is_number)
         and not expression.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan)
     )
+
+
+def _is_astronomical(expression: Any) -> bool:
+    """Returns whether a power or factorial of whole numbers has more than 300,000 digits.
+
+    Such a number takes minutes to work out, and nothing smaller equals it.
+    """
+    if isinstance(expression, sympy.Pow):
+        return _is_at_least(expression.base, 2) and _is_at_least(
+            expression.exp, _ASTRONOMICAL_EXPONENT
+        )
+    if isinstance(expression, sympy.factorial):
+        return _is_at_least(expression.args[0], _ASTRONOMICAL_EXPONENT)
+    return False
+
+
+def _is_at_least(expression: Any, bound: int) -> bool:
+    """Returns whether a whole number, written out or as a power, is known to reach `bound`."""
+    if isinstance(expression, sympy.Integer):
+        return int(expression) >= bound
+    if isinstance(expression, sympy.factorial):  # n! is at least 2**(n - 1)
+        return _is_at_least(expression.args[0], bound.bit_length() + 1)
+    if isinstance(expression, sympy.Pow) and _is_at_least(expression.base, 2):
+        # For whole numbers >= 2, b**e is at least 2**e and at least e.
+        return _is_at_least(expression.exp, bound.bit_length()) or _is_at_least(
+            expression.base, bound
+        )
+    return False

@@ -40,6 +40,8 @@ _REWRITES = [
         (r"\\leqs?lant(?![a-zA-Z])|\\leq(?![a-zA-Z])", r"\\le "),
         (r"\\geqs?lant(?![a-zA-Z])|\\geq(?![a-zA-Z])", r"\\ge "),
         (r"\\neq(?![a-zA-Z])", r"\\ne "),
+        (r"\\(?:varnothing|O)(?![a-zA-Z])", r"\\emptyset "),
+        (r"^(?:\\approx|\\simeq|≈)\s*", ""),
         (r"\\lt(?![a-zA-Z])", "<"),
         (r"\\gt(?![a-zA-Z])", ">"),
         (r"<=", r"\\le "),
