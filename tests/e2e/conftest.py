@@ -1,0 +1,95 @@
+"""One home, one set of local services and one base model for all end-to-end tests."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROLLBOOK = Path(sys.executable).with_name("rollbook")
+
+
+@dataclass(frozen=True)
+class Cli:
+    """The `rollbook` command with its own home, store and services."""
+
+    home: Path
+    store: str
+    environment: dict[str, str]
+
+    def __call__(self, *arguments: str, timeout: float = 300) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [str(ROLLBOOK), *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [str(ROLLBOOK), *arguments],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def ok(self, *arguments: str) -> str:
+        done = self(*arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def show(self, run: str) -> dict:
+        return json.loads(self.ok("show", run, "--json"))
+
+    def engines(self) -> list[psutil.Process]:
+        """Every process of this home's engines and ranks that is still alive."""
+        found = []
+        for process in psutil.process_iter(["cmdline", "environ"]):
+            environ = process.info["environ"] or {}
+            command = " ".join(process.info["cmdline"] or [])
+            ours = environ.get("ROLLBOOK_HOME") == str(self.home)
+            if ours and ("tasks.service" in command or "tasks.train.worker" in command):
+                found.append(process)
+        return found
+
+
+@pytest.fixture(scope="session")
+def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
+    """The command beside running local services; they end with the session."""
+    home = tmp_path_factory.mktemp("home")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT")}
+    for name in ("ROLLBOOK_STORE", "ROLLBOOK_ENDPOINT", "AWS_ENDPOINT_URL_S3"):
+        environment.pop(name, None)
+    environment |= {"ROLLBOOK_HOME": str(home), "COLUMNS": "120"}
+    services = [sys.executable, "-m", "infra.services"]
+    up = subprocess.run(
+        [*services, "up"], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert up.returncode == 0, up.stdout + up.stderr
+    try:
+        yield Cli(home=home, store="the local server", environment=environment)
+    finally:
+        subprocess.run([*services, "down"], env=environment, check=True, timeout=120)
+
+
+@pytest.fixture(scope="session")
+def wait_for() -> Callable[[Callable[[], bool], float], None]:
+    """Waits until a condition holds, or fails."""
+
+    def wait(condition: Callable[[], bool], timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert time.monotonic() < deadline, f"waited {timeout} s in vain"
+            time.sleep(0.02)
+
+    return wait
