@@ -222,8 +222,11 @@ def _is_gone(state: LeaseState) -> bool:
 
 
 def _boot_id() -> str:
+    """Within which process ids mean the same: this boot, and this container."""
     path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text().strip() if path.is_file() else str(psutil.boot_time())
+    boot = path.read_text().strip() if path.is_file() else str(psutil.boot_time())
+    namespace = Path("/proc/self/ns/pid")
+    return f"{boot}/{os.readlink(namespace)}" if namespace.is_symlink() else boot
 
 
 def _held(state: LeaseState) -> LeaseHeld:

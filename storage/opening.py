@@ -6,6 +6,7 @@ Knows no vendor: what a scheme means is the backend's.
 import uuid
 
 from storage.backends import BACKENDS
+from storage.backends.s3 import create_bucket as create_s3_bucket
 from storage.errors import AlreadyExists, CommitConflict, Unsuitable
 from storage.layout import probe_prefix, runs_prefix
 from storage.object_store import ObjectStore
@@ -32,6 +33,18 @@ def open_store(config: StoreConfig, *, writing: bool) -> ObjectStore:
     else:
         next(iter(store.list(runs_prefix())), None)
     return store
+
+
+def create_bucket(config: StoreConfig) -> None:
+    """Makes the place that `config` names: the bucket, or the directory. A second call is fine.
+
+    Raises:
+        Unavailable: not reachable, or not allowed.
+    """
+    if config.scheme == "s3":
+        create_s3_bucket(config)
+    elif config.scheme == "file":
+        config.directory.mkdir(parents=True, exist_ok=True)
 
 
 def probe(store: ObjectStore) -> None:

@@ -1,0 +1,235 @@
+"""The checkpoint stage commits closed steps only, once, whoever else tries."""
+
+import uuid
+from typing import Any
+
+import pytest
+
+from storage.backends.memory import MemoryStore
+from storage.errors import CommitConflict, Corrupt, NotFound
+from storage.layout import StepScope, attempt_key
+from storage.ledger import adopt_plan, create_run, head, put_record
+from storage.object_store import ObjectStore
+from storage.objects import put_object
+from storage.records import (
+    Cursor,
+    InputRef,
+    ObjectRef,
+    Plan,
+    PolicyRef,
+    PromptInputs,
+    RecordRef,
+    RunRecord,
+    StageRecord,
+    request_digest,
+)
+from tasks.checkpoint.contract import CheckpointRequest, CheckpointResult
+from tasks.checkpoint.stage import run
+
+RUN = "addition-1"
+
+
+@pytest.fixture
+def store() -> ObjectStore:
+    return MemoryStore(uuid.uuid4().hex)
+
+
+def put(store: ObjectStore, step: int, name: str, payload: bytes) -> ObjectRef:
+    key = attempt_key(StepScope(run=RUN, step=step), "attempt", name)
+    return put_object(store, key, payload)
+
+
+def record(
+    store: ObjectStore,
+    step: int,
+    stage: str,
+    request: dict[str, Any],
+    outputs: dict[str, ObjectRef],
+    policy: PolicyRef | None = None,
+) -> RecordRef:
+    made = StageRecord(
+        stage=stage,
+        request=request,
+        request_digest=request_digest(stage.partition("-")[0], request),
+        outputs=outputs,
+        policy=policy,
+        attempt="attempt",
+        environment={},
+        environment_digest="",
+    )
+    return put_record(store, StepScope(run=RUN, step=step), made)[1]
+
+
+def policy(store: ObjectStore, step: int) -> PolicyRef:
+    return PolicyRef(
+        version=step,
+        digest=f"policy {step}",
+        dtype="float32",
+        files=[put(store, step, "model.safetensors", f"weights {step}".encode())],
+        probe=put(store, step, "probe.json", b"{}"),
+    )
+
+
+def plan(store: ObjectStore, step: int, previous: str) -> ObjectRef:
+    kind = "train" if step else "genesis"
+    return adopt_plan(
+        store,
+        Plan(
+            run=RUN,
+            step=step,
+            kind=kind,
+            previous=previous,
+            prompts=None,
+            shards=[],
+            cursor=Cursor(),
+            configs={},
+        ),
+    )[1]
+
+
+def genesis(store: ObjectStore) -> CheckpointResult:
+    empty = ObjectRef(key="inputs/none", sha256="", num_bytes=0)
+    digest = create_run(
+        store,
+        RunRecord(
+            run=RUN,
+            launch_id="1",
+            config={},
+            prompts=PromptInputs(mixture_digest="", sets=[], train=empty, held_out=empty),
+            model=InputRef(digest="", files={}),
+            stop_token_ids=[1],
+            created_at="",
+        ),
+    )
+    made = record(store, 0, "train", {"kind": "genesis"}, {}, policy(store, 0))
+    request = CheckpointRequest(
+        scope=StepScope(run=RUN, step=0),
+        kind="genesis",
+        plan=plan(store, 0, digest),
+        records=[made],
+        cursor=Cursor(),
+        previous=digest,
+        metrics={},
+    )
+    return run(request, store)
+
+
+def first_step(
+    store: ObjectStore, before: CheckpointResult, **changes: Any
+) -> tuple[CheckpointRequest, dict[str, ObjectRef]]:
+    """A closed step 1 of two shards; `changes` replace fields of single requests."""
+    objects = {
+        name: put(store, 1, name, name.encode())
+        for name in ("prompts", "samples0", "samples1", "rewards0", "rewards1", "train")
+    }
+    refs = [record(store, 1, "prompts", {"seed": "0"}, {"prompts": objects["prompts"]})]
+    for shard in (0, 1):
+        body = {
+            "prompts": objects["prompts"].sha256,
+            "policy": changes.get("policy", before.commit.policy_digest),
+            "seed": str(shard),
+        }
+        samples = objects[f"samples{shard}"]
+        refs.append(record(store, 1, f"rollout-000{shard}", body, {"samples": samples}))
+        graded = {"samples": changes.get("graded", samples.sha256), "shard": shard}
+        rewards = objects[f"rewards{shard}"]
+        refs.append(record(store, 1, f"reward-000{shard}", graded, {"rewards": rewards}))
+    trained = {
+        "samples": [objects["samples0"].sha256, objects["samples1"].sha256],
+        "rewards": changes.get("rewards", [objects["rewards0"].sha256, objects["rewards1"].sha256]),
+        "state_id": changes.get("state_id", before.commit.state_id),
+    }
+    refs.append(record(store, 1, "train", trained, {"train": objects["train"]}, policy(store, 1)))
+    request = CheckpointRequest(
+        scope=StepScope(run=RUN, step=1),
+        kind="train",
+        plan=plan(store, 1, before.digest),
+        records=refs,
+        cursor=Cursor(drawn=2),
+        previous=before.digest,
+        metrics={"reward_mean": 0.5},
+    )
+    return request, objects
+
+
+def test_a_closed_step_is_committed_and_named_by_the_next_state_id(store: ObjectStore):
+    before = genesis(store)
+    request, _ = first_step(store, before)
+    result = run(request, store)
+    assert result.ours
+    assert result.commit.previous == before.digest
+    assert result.commit.policy_version == 1
+    assert result.commit.state_id == request.records[-1].sha256
+    assert head(store, RUN) == (result.commit, result.digest)
+
+
+def test_a_second_attempt_adopts_the_commit_that_stands(store: ObjectStore):
+    request, _ = first_step(store, genesis(store))
+    first, second = run(request, store), run(request, store)
+    assert first.ours
+    assert not second.ours
+    assert (second.commit, second.digest) == (first.commit, first.digest)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"policy": "another policy"}, "rollout-0000 record was made from policy"),
+        ({"graded": "0" * 64}, "reward-0000 record was made from samples"),
+        ({"rewards": []}, "train record was made from rewards"),
+        ({"state_id": "another state"}, "train record was made from state_id"),
+    ],
+)
+def test_a_record_of_other_inputs_is_named_and_nothing_committed(
+    store: ObjectStore, changes: dict[str, Any], named: str
+):
+    before = genesis(store)
+    request, _ = first_step(store, before, **changes)
+    with pytest.raises(Corrupt, match=named):
+        run(request, store)
+    assert head(store, RUN) == (before.commit, before.digest)
+
+
+@pytest.mark.parametrize("name", ["samples1", "rewards0", "train", "prompts"])
+def test_a_missing_or_cut_object_is_named_and_nothing_committed(store: ObjectStore, name: str):
+    before = genesis(store)
+    request, objects = first_step(store, before)
+    store.put(objects[name].key, b"")
+    with pytest.raises(Corrupt, match="has 0 bytes"):
+        run(request, store)
+    store.delete(objects[name].key)
+    with pytest.raises(NotFound, match=name):
+        run(request, store)
+    assert head(store, RUN) == (before.commit, before.digest)
+
+
+def test_a_missing_policy_file_is_named(store: ObjectStore):
+    before = genesis(store)
+    request, _ = first_step(store, before)
+    store.delete(attempt_key(StepScope(run=RUN, step=1), "attempt", "model.safetensors"))
+    with pytest.raises(NotFound, match=r"model\.safetensors"):
+        run(request, store)
+
+
+def test_a_changed_record_is_corrupt(store: ObjectStore):
+    request, _ = first_step(store, genesis(store))
+    ref = request.records[1]
+    store.put(ref.key, store.get(ref.key).replace(b'"attempt":"attempt"', b'"attempt":"other"'))
+    with pytest.raises(Corrupt, match="rollout-0000"):
+        run(request, store)
+
+
+def test_a_step_built_on_another_history_is_a_conflict(store: ObjectStore):
+    before = genesis(store)
+    request, _ = first_step(store, before)
+    with pytest.raises(CommitConflict, match="Read the head again"):
+        run(request.model_copy(update={"previous": "another commit"}), store)
+
+
+def test_a_skipped_step_keeps_the_policy_and_consumes_the_groups(store: ObjectStore):
+    before = genesis(store)
+    request, _ = first_step(store, before)
+    skipped = request.model_copy(update={"kind": "skipped", "records": request.records[:1]})
+    commit = run(skipped, store).commit
+    assert (commit.policy_version, commit.state_id) == (0, before.commit.state_id)
+    assert commit.cursor.drawn == 2
