@@ -5,6 +5,7 @@ run's own records and flow runs.
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -99,7 +100,7 @@ def flow_runs(parent_url: str | None) -> list[FlowRun]:
 def step_periods(runs: list[FlowRun]) -> dict[int, float]:
     """Returns {step: seconds from its flow's start to the end of the teardown}, start to start."""
     periods: dict[int, float] = {}
-    for this, following in zip(runs, runs[1:], strict=False):
+    for this, following in itertools.pairwise(runs):
         words = this.name.split()
         if words[0] == "step" and words[1] != "0" and this.start_time and following.start_time:
             periods[int(words[1])] = (following.start_time - this.start_time).total_seconds()
