@@ -58,14 +58,25 @@ def _read_split(split: str, *, config: Config) -> list[Row]:
 
 def _open_split(split: str, *, config: Config) -> datasets.Dataset:
     directory = Path(config.path)
-    saved = (directory / "dataset_dict.json").exists() or (directory / "state.json").exists()
-    try:
-        found = (
-            datasets.load_from_disk(config.path)
-            if saved
-            else datasets.load_dataset(
-                config.path, name=config.subset, split=split, revision=config.revision
+    if not (directory / "dataset_dict.json").exists() and not (directory / "state.json").exists():
+        return _load(split, config=config)
+    saved = datasets.load_from_disk(config.path)
+    if isinstance(saved, datasets.Dataset):
+        if split != "train" or config.held_out_split:
+            raise ValueError(
+                f"{config.path} holds one split, saved without a name. Expected `split` to stay "
+                "at its default and `held_out_split` to be left out; `held_out` cuts rows."
             )
+        return saved
+    if split not in saved:
+        raise ValueError(f"{config.path} has the splits {sorted(saved)}, not {split!r}.")
+    return saved[split]
+
+
+def _load(split: str, *, config: Config) -> datasets.Dataset:
+    try:
+        return datasets.load_dataset(
+            config.path, name=config.subset, split=split, revision=config.revision
         )
     except (OSError, ValueError) as error:
         # Missing network, name, subset and split arrive as a dozen classes under these two.
@@ -74,8 +85,3 @@ def _open_split(split: str, *, config: Config) -> datasets.Dataset:
             f"{type(error).__name__}: {error} Expected a directory here or a name that the hub "
             "knows. Without a network, give a directory that `save_to_disk` wrote."
         ) from error
-    if isinstance(found, datasets.DatasetDict):
-        if split not in found:
-            raise ValueError(f"{config.path} has the splits {sorted(found)}, not {split!r}.")
-        return found[split]
-    return found

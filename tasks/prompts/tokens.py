@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
 from tasks.prompts.contract import PromptsConfig
 from tasks.prompts.rows import Message, Row
 
@@ -31,8 +33,9 @@ def open_encoder(tokenizer_dir: Path, *, config: PromptsConfig) -> Encode:
         tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_dir, local_files_only=True)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"The model directory {tokenizer_dir} has no tokenizer that can be read: {error} "
-            "Expected tokenizer.json and tokenizer_config.json beside the weights."
+            f"The model directory {tokenizer_dir} has no tokenizer that can be read: "
+            f"{' '.join(str(error).split())} Expected tokenizer.json and tokenizer_config.json "
+            "beside the weights."
         ) from error
     if not config.template:
         return lambda rows: _checked(rows, _encode_texts(rows, tokenizer), tokenizer)
@@ -57,12 +60,18 @@ def _encode_texts(rows: Sequence[Row], tokenizer: Any) -> list[list[int]]:
 
 
 def _encode_turns(rows: Sequence[Row], tokenizer: Any, *, system: str | None) -> list[list[int]]:
-    return [
-        tokenizer.apply_chat_template(
-            _turns(row, system=system), add_generation_prompt=True, return_dict=False
-        )
-        for row in rows
-    ]
+    return [_templated(row, tokenizer, turns=_turns(row, system=system)) for row in rows]
+
+
+def _templated(row: Row, tokenizer: Any, *, turns: list[Message]) -> list[int]:
+    try:
+        return tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+    except TemplateError as error:
+        roles = [turn["role"] for turn in turns]
+        raise ValueError(
+            f"{row.where}: the model's chat template refuses the turns {roles}: {error}. Expected "
+            "turns that it knows; prompts.system_prompt and the data decide them."
+        ) from error
 
 
 def _turns(row: Row, *, system: str | None) -> list[Message]:
