@@ -6,21 +6,13 @@ expression, relation or matrix on each side. Heavy input hangs here: call it in 
 can be killed.
 """
 
-import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import sympy
-from math_verify import LatexExtractionConfig, parse, verify
 
 from rewards.notation import plain_words, split_top_level
-from rewards.quantity import RELATIVE_TOLERANCE, parse_quantity, same_quantity
-
-# It warns that its own time limits are off: they need the main thread and SIGALRM, the pool
-# of workers that can be killed needs neither.
-logging.getLogger("math_verify").setLevel(logging.ERROR)
+from rewards.quantity import parse_quantity, same_quantity
+from rewards.symbolic import read_expression, symbolically_equal
 
 _COMMA = re.compile(r"[,;]|\b(?:and|or)\b")
 _CUP = re.compile(r"\\cup(?![a-zA-Z])|\bU\b")
@@ -33,9 +25,8 @@ _WORDS = re.compile(r"[^\W\d_][^\W\d_]*(?:[ '\-][^\W\d_]+)*[.!]?")
 _CHOICE = re.compile(r"\(?([A-J])(?:\)?[.:]?|[).:]\s.*)", re.DOTALL)
 _UNREADABLE = re.compile(r"\\[lc]?dots|\.\.\.|\d\s*:\s*\d|(?<![_^\d])\d+\s+\d(?!\d*/\d)")
 _PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-zA-Z])")
+_INSIGNIFICANT = re.compile(r"(?<!\d)\s+|\s+(?!\d)|(?<=[_^])\{(?=\w\})|(?<=[_^]\{\w)\}")
 _PIECES_LIMIT = 200
-_EXACT_TOLERANCE = sympy.Rational(1, 10**90)
-_ASTRONOMICAL_EXPONENT = 10**6
 
 
 @dataclass(frozen=True)
@@ -65,7 +56,7 @@ def equivalent(gold: str, answer: str) -> bool:
     gold_name, gold_value = _assigned(gold)
     answer_name, answer_value = _assigned(answer)
     if gold_name and answer_name and gold_name != answer_name:
-        return _symbolically_equal(gold, answer)
+        return symbolically_equal(gold, answer)
     if gold_value != gold or answer_value != answer:
         return equivalent(gold_value, answer_value) or _relations_equal(gold, answer)
     return _structures_equal(gold, answer)
@@ -80,11 +71,13 @@ def readable(gold: str) -> bool:
     group = _group(_assigned(gold)[1])
     if group is not None:
         return all(readable(item) for item in group.items)
-    return _expression(gold) is not None
+    return read_expression(gold) is not None
 
 
 def _key(text: str) -> str:
-    return re.sub(r"(?<!\d)\s+|\s+(?!\d)|(?<=[_^])\{(?=\w\})|(?<=[_^]\{\w)\}", "", plain_words(text))
+    return re.sub(
+        r"(?<!\d)\s+|\s+(?!\d)|(?<=[_^])\{(?=\w\})|(?<=[_^]\{\w)\}", "", plain_words(text)
+    )
 
 
 def _compare_words(gold: str, answer: str) -> bool | None:
@@ -103,7 +96,7 @@ def _compare_words(gold: str, answer: str) -> bool | None:
 
 
 def _assigned(text: str) -> tuple[str | None, str]:
-    """Splits `x = value` and `x \\in S`; of a chain of equalities the last side is the value."""
+    r"""Splits `x = value` and `x \in S`; of a chain of equalities the last side is the value."""
     match = _ASSIGNMENT.fullmatch(text)
     if match is None or "\\begin" in match[1]:
         return None, text
@@ -116,16 +109,16 @@ def _assigned(text: str) -> tuple[str | None, str]:
 def _structures_equal(gold: str, answer: str) -> bool:
     gold_group, answer_group = _group(gold), _group(answer)
     if gold_group is None and answer_group is None:
-        return _symbolically_equal(gold, answer)
+        return symbolically_equal(gold, answer)
     if gold_group is None or answer_group is None:
         group = gold_group or answer_group
         assert group is not None
         if len(group.items) == 1 and group.brackets == "{}":
             single = group.items[0]
             return equivalent(single, answer) if gold_group else equivalent(gold, single)
-        return group.brackets != "" and _symbolically_equal(gold, answer)
+        return group.brackets != "" and symbolically_equal(gold, answer)
     return _groups_equal(gold_group, answer_group) or (
-        "U" in (gold_group.brackets, answer_group.brackets) and _symbolically_equal(gold, answer)
+        "U" in (gold_group.brackets, answer_group.brackets) and symbolically_equal(gold, answer)
     )
 
 
@@ -205,7 +198,7 @@ def _with_names_shared(items: Sequence[str]) -> list[str]:
 
 
 def _interval(text: str) -> _Group | None:
-    """Reads `a < x \\le b` and its like as the interval that it describes."""
+    r"""Reads `a < x \le b` and its like as the interval that it describes."""
     sides = split_top_level(text, _RELATION)
     signs = [sign.strip() for sign in _RELATION.findall(text)]
     if len(sides) != len(signs) + 1 or not all(sides) or "\\ne" in signs:
@@ -241,86 +234,4 @@ def _between(sides: Sequence[str], signs: Sequence[str]) -> _Group | None:
 
 def _relations_equal(gold: str, answer: str) -> bool:
     """Compares two equations as wholes: `y=2x+1` and `2x-y+1=0`."""
-    return "=" in gold and "=" in answer and _symbolically_equal(gold, answer)
-
-
-def _symbolically_equal(gold: str, answer: str) -> bool:
-    gold_expression, answer_expression = _expression(gold), _expression(answer)
-    if gold_expression is None or answer_expression is None:
-        return False
-    numbers = _compare_numbers(gold, gold_expression, answer_expression)
-    if numbers is not None:
-        return numbers
-    return verify(
-        gold_expression, answer_expression, allow_set_relation_comp=True, timeout_seconds=None
-    )
-
-
-def _expression(text: str) -> Any | None:
-    """Returns what math-verify reads, or None. Its reader of plain text is never used: it evals."""
-    wrapped = f"${_mixed_numbers_joined(text)}$"
-    found = parse(
-        wrapped,
-        extraction_config=[LatexExtractionConfig()],
-        fallback_mode="no_fallback",
-        parsing_timeout=None,  # type: ignore[arg-type]
-    )
-    return found[0] if found else None
-
-
-def _mixed_numbers_joined(text: str) -> str:
-    return re.sub(r"(?<![\d/.])(\d+) (\d+)/(\d+)", r"\1\\frac{\2}{\3}", text)
-
-
-def _compare_numbers(gold_text: str, gold: Any, answer: Any) -> bool | None:
-    """Compares two real or complex constants to 90 digits, relatively; None if either is not one.
-
-    A library that rounds to six decimals takes 1e-20 for 1e-21.
-    """
-    if not (_is_constant(gold) and _is_constant(answer)):
-        return None
-    if gold == answer:
-        return True
-    if _is_astronomical(gold) != _is_astronomical(answer):
-        return False
-    difference, size = sympy.N(gold - answer, 100), sympy.N(abs(gold), 100)
-    if not (difference.is_number and size.is_number) or difference.has(sympy.nan, sympy.zoo):
-        return False
-    tolerance = RELATIVE_TOLERANCE if re.search(r"\d\.\d", gold_text) else _EXACT_TOLERANCE
-    return bool(abs(difference) <= sympy.N(tolerance, 100) * size)
-
-
-def _is_constant(expression: Any) -> bool:
-    return (
-        isinstance(expression, sympy.Expr)
-        and bool(expression.is_number)
-        and not expression.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan)
-    )
-
-
-def _is_astronomical(expression: Any) -> bool:
-    """Returns whether a power or factorial of whole numbers has more than 300,000 digits.
-
-    Such a number takes minutes to work out, and nothing smaller equals it.
-    """
-    if isinstance(expression, sympy.Pow):
-        return _is_at_least(expression.base, 2) and _is_at_least(
-            expression.exp, _ASTRONOMICAL_EXPONENT
-        )
-    if isinstance(expression, sympy.factorial):
-        return _is_at_least(expression.args[0], _ASTRONOMICAL_EXPONENT)
-    return False
-
-
-def _is_at_least(expression: Any, bound: int) -> bool:
-    """Returns whether a whole number, written out or as a power, is known to reach `bound`."""
-    if isinstance(expression, sympy.Integer):
-        return int(expression) >= bound
-    if isinstance(expression, sympy.factorial):  # n! is at least 2**(n - 1)
-        return _is_at_least(expression.args[0], bound.bit_length() + 1)
-    if isinstance(expression, sympy.Pow) and _is_at_least(expression.base, 2):
-        # For whole numbers >= 2, b**e is at least 2**e and at least e.
-        return _is_at_least(expression.exp, bound.bit_length()) or _is_at_least(
-            expression.base, bound
-        )
-    return False
+    return "=" in gold and "=" in answer and symbolically_equal(gold, answer)

@@ -24,7 +24,9 @@ class Config(ScorerConfig):
         try:
             re.compile(pattern or "")
         except re.error as error:
-            raise ValueError(f"The pattern {pattern!r} is no regular expression: {error}.") from None
+            raise ValueError(
+                f"The pattern {pattern!r} is no regular expression: {error}."
+            ) from None
         return pattern
 
 

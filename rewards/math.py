@@ -41,7 +41,11 @@ def score(item: RewardInput, config: Config) -> Score:
     offers_several = bool(found.alternatives) or bool(_ALTERNATIVES.search(plain_words(answer)))
     if offers_several and not _SEVERAL.search(plain_words(gold)):
         return Score(0.0, reason="hedged")
-    if equivalent(gold, answer):
+    try:
+        equal = equivalent(gold, answer)
+    except RecursionError:  # Only the answer can be nested so deep: golds are checked at launch.
+        equal = False
+    if equal:
         return Score(1.0)
     # A wrong gold looks like a wrong answer: ask only then, it costs another parse.
     problem = check_gold(item.answer, item.extra, config)

@@ -50,7 +50,11 @@ _REWRITES = [
         (r"\\(?:degree|textdegree)(?![a-zA-Z])", r"^\\circ "),
         (r"\^\s*\{\s*\\circ\s*\}", r"^\\circ "),
         (r"\\(?:infin|infty)(?![a-zA-Z])", r"\\infty "),
-        (r"\\(?:textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|operatorname|mbox)(?=\s*\{)", r"\\text"),
+        (
+            r"\\(?:textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|operatorname|mbox)"
+            r"(?=\s*\{)",
+            r"\\text",
+        ),
         (r"\\[,;:!>]", " "),
         (r"\\q?quad(?![a-zA-Z])|\\ |~", " "),
         (r"\\%", "%"),
@@ -59,23 +63,25 @@ _REWRITES = [
         (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"\\sqrt\s*(\d)(?!\])", r"\\sqrt{\1}"),
         (r"(?<=\d)\{,\}(?=\d)", ","),
-        (r"\\text\{\s*([^{}]*?(?:\bor\b|\band\b)[^{}]*?)\s*\}", r" \1 "),
     )
 ]
 _DELIMITERS = (("$$", "$$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"), ("__", "__"))
+_TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_JOINING_WORD = re.compile(r"\b(?:or|and)\b")
 _INNER_MATH = re.compile(r"(?<![\\\d])\$([^$]+)\$")
 
 
 def normalise(answer: str) -> str:
-    """Returns `answer` in one notation; idempotent, linear, and never raises.
+    r"""Returns `answer` in one notation; never raises.
 
     Markup around the answer, spacing commands, synonyms of one symbol and a final full stop go;
-    meaning stays. Words in `\\text{}` stay marked as words.
+    meaning stays. Words in `\text{}` stay marked as words.
     """
     text = _without_delimiters(answer.strip())
     text = text.translate(_CHARACTERS)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
+    text = _TEXT.sub(_joining_word_unwrapped, text)
     text = re.sub(r"\s+", " ", text).strip()
     if text.endswith(".") and not text.endswith(".."):
         text = text[:-1].rstrip()
@@ -83,7 +89,7 @@ def normalise(answer: str) -> str:
 
 
 def plain_words(text: str) -> str:
-    """Returns the text without `\\text{}` around its words."""
+    r"""Returns the text without `\text{}` around its words."""
     previous = None
     while previous != text:
         previous, text = text, re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text)
@@ -109,6 +115,10 @@ def split_top_level(text: str, separator: re.Pattern[str]) -> list[str]:
     return [*parts, text[start:].strip()]
 
 
+def _joining_word_unwrapped(match: re.Match[str]) -> str:
+    return f" {match[1]} " if _JOINING_WORD.search(match[1]) else match[0]
+
+
 def _without_delimiters(text: str) -> str:
     """Strips math delimiters and Markdown that wrap the whole answer, or the one span in prose."""
     changed = True
@@ -121,6 +131,6 @@ def _without_delimiters(text: str) -> str:
     spans = _INNER_MATH.findall(text)
     if len(spans) == 1 and text.count("$") == 2:
         around = text.replace(f"${spans[0]}$", " ").strip(" .,:")
-        if not around or around.isascii() and re.fullmatch(r"[A-Za-z ,:']+", around):
+        if re.fullmatch(r"[A-Za-z ,:']*", around):
             return spans[0].strip()
     return text

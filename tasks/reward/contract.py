@@ -1,9 +1,12 @@
 """What the reward stage takes and gives: a samples shard in, a rewards shard out."""
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from rewards import scorer
+from rewards.contract import RewardInput, Score
 from storage.layout import Scope
 from storage.records import InputRef, ObjectRef, Record, StageRecord, request_digest
 
@@ -21,7 +24,17 @@ class RewardPart(BaseModel):
     accuracy: bool = False
     """This part's value (1.0 or not) is what evaluations count as accuracy."""
     options: dict[str, Any] = {}
-    """The scoring function's own settings, validated by its Config at launch."""
+    """The scoring function's own settings, validated by its Config."""
+
+    @property
+    def stored_name(self) -> str:
+        """What the part is called in a rewards shard."""
+        return self.name or self.kind
+
+    @model_validator(mode="after")
+    def _options_are_the_scorers(self) -> "RewardPart":
+        scorer(self.kind).Config.model_validate(self.options)
+        return self
 
 
 class RewardConfig(BaseModel):
@@ -39,6 +52,23 @@ class RewardConfig(BaseModel):
     workers: Annotated[int, Field(gt=0)] = 2
     max_failed_share: Annotated[float, Field(ge=0, le=1)] = 0.1
     """A step with a larger share of samples without a reward stops (promise 5)."""
+
+    @model_validator(mode="after")
+    def _parts_can_be_told_apart(self) -> "RewardConfig":
+        names = [part.stored_name for part in self.parts]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(
+                f"reward.parts has several parts named {', '.join(twice)}. Give each its own name."
+            )
+        if sum(part.accuracy for part in self.parts) > 1:
+            raise ValueError("reward.parts flags several parts as accuracy. Flag at most one.")
+        return self
+
+    @property
+    def accuracy_part(self) -> RewardPart:
+        """The part that counts as accuracy: the flagged one, else the first."""
+        return next((part for part in self.parts if part.accuracy), self.parts[0])
 
     def request_fields(self) -> dict[str, Any]:
         """Returns what of this config the rewards depend on."""
@@ -79,3 +109,21 @@ class RewardResult(Record):
 
     record: StageRecord
     reused: bool
+
+
+class RewardEngine(Protocol):
+    """Grades samples in processes that can be killed; holds nothing that results depend on."""
+
+    def grade(
+        self,
+        items: Sequence[RewardInput],
+        *,
+        config: RewardConfig,
+        mode: Literal["score", "check_gold"] = "score",
+    ) -> list[tuple[Score, ...]]:
+        """Returns the scores of every item in the order of `items`, one per part of `config`.
+
+        Raises:
+            Transient: the grading processes do not start.
+        """
+        ...

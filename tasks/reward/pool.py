@@ -123,12 +123,25 @@ class RewardPool:
         """
         with self._lock:
             job = _new_job(items, config, mode, workers=len(self._workers))
-            while not job.done:
-                self._hand_out(job)
-                for key, _ in self._selector.select(timeout=_POLL_S):
-                    self._read(key.data, job)
-                self._check_clocks(job)
+            try:
+                self._finish(job)
+            finally:
+                self._drop_unfinished()
             return [job.results[index] for index in range(len(items))]
+
+    def _finish(self, job: _Job) -> None:
+        while not job.done:
+            self._hand_out(job)
+            for key, _ in self._selector.select(timeout=_POLL_S):
+                self._read(key.data, job)
+            self._check_clocks(job)
+
+    def _drop_unfinished(self) -> None:
+        """After an error: workers that still grade what nobody waits for are replaced."""
+        for index, worker in enumerate(self._workers):
+            if worker.pending:
+                self._end(worker)
+                self._workers[index] = self._spawn(worker.log)
 
     def close(self) -> None:
         """Ends all workers and what they started; safe to call twice."""
@@ -235,7 +248,7 @@ def _new_job(
     size = max(1, min(_BATCH_ITEMS, math.ceil(len(items) / (2 * workers))))
     indices = range(len(items))
     todo = deque([list(indices[start : start + size]) for start in indices[::size]])
-    parts = tuple(PartSpec(part.name or part.kind, part.kind, part.options) for part in config.parts)
+    parts = tuple(PartSpec(part.stored_name, part.kind, part.options) for part in config.parts)
     return _Job(items, config, mode, parts, todo)
 
 
