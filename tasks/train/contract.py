@@ -205,6 +205,14 @@ class TrainEngine(Protocol):
         """Whose trainer state the engine holds; None if fresh, or dirty after a cancelled call."""
         ...
 
+    def configure(self, config: TrainConfig) -> None:
+        """Takes another config; the state moves along, to other ranks if those must change."""
+        ...
+
+    def vocabulary(self) -> tuple[int, list[int]]:
+        """Returns the size of the vocabulary and the special ids, which a probe avoids."""
+        ...
+
     def initialise(self, model_dir: Path) -> None:
         """Takes weights from a Hugging Face directory, fresh optimizer. State id stays None.
 
