@@ -81,16 +81,9 @@ def prove(
         raise _refusal(policy, f"{found.text} Expected at most {allowed:g}.")
     for row, token in enumerate(reading.next_R):
         _check_next(policy, probe=probe, row=row, token=token, allowed=allowed)
-    another = previous is not None and previous.policy_digest != policy.digest
-    if another and reading.logprobs_R_T == previous.reading.logprobs_R_T:
-        raise _refusal(
-            policy,
-            f"the probe reads bit for bit as it did under policy {previous.policy_digest[:12]}, "
-            "so nothing was swapped. Expected another reading for another digest.",
-        )
-    separated = not another or _worst(probe, previous.reading.logprobs_R_T).difference > allowed
+    separated = _check_moved(policy, probe, reading, previous=previous, allowed=allowed)
     return WeightProof(
-        kind="exact" if allowed < BF16_TOLERANCE and separated else "swap-only",
+        kind="exact" if separated and allowed < BF16_TOLERANCE else "swap-only",
         policy_version=policy.version,
         policy_digest=policy.digest,
         max_abs_diff=found.difference,
@@ -101,6 +94,8 @@ def prove(
 
 @dataclass(frozen=True)
 class _Worst:
+    """The largest difference from the learner, and how to say so."""
+
     difference: float
     text: str
 
@@ -152,6 +147,26 @@ def _check_next(
             f"sees the learner's token {expected} {seen}. Expected {learner:.6g} within "
             f"{allowed:g}.",
         )
+
+
+def _check_moved(
+    policy: PolicyRef,
+    probe: Probe,
+    reading: ProbeReading,
+    *,
+    previous: Proven | None,
+    allowed: float,
+) -> bool:
+    """Checks that the weights changed, and returns whether the probe alone would have shown it."""
+    if previous is None or previous.policy_digest == policy.digest:
+        return True
+    if reading.logprobs_R_T == previous.reading.logprobs_R_T:
+        raise _refusal(
+            policy,
+            f"the probe reads bit for bit as it did under policy {previous.policy_digest[:12]}, "
+            "so nothing was swapped. Expected another reading for another digest.",
+        )
+    return _worst(probe, previous.reading.logprobs_R_T).difference > allowed
 
 
 def _refusal(policy: PolicyRef, what: str) -> Permanent:

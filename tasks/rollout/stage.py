@@ -15,7 +15,7 @@ from storage.layout import attempt_key
 from storage.ledger import find_record, put_record
 from storage.object_store import ObjectStore
 from storage.policies import open_policy, read_probe
-from storage.records import Metrics, PolicyRef, SamplingPolicy, StageRecord, WeightProof
+from storage.records import Metrics, PolicyRef, StageRecord, WeightProof
 from storage.schemas import PROMPTS, SAMPLES
 from tasks.errors import Permanent
 from tasks.rollout.contract import (
@@ -65,19 +65,22 @@ def run(
         Corrupt: prompts, policy or probe are not what their references name.
         ValueError: the prompts shard lacks the rows.
     """
-    digest = request.digest()
-    found = find_record(store, request.scope, stage=request.stage, request_digest=digest)
+    found = find_record(store, request.scope, stage=request.stage, request_digest=request.digest())
     if found is not None:
         return RolloutResult(record=found, reused=True)
     _check_engine(engine, request.config)
+    record = _sample(request, store, engine, workspace=workspace)
+    winner, _ = put_record(store, request.scope, record)
+    return RolloutResult(record=winner, reused=winner.attempt != record.attempt)
+
+
+def _sample(
+    request: RolloutRequest, store: ObjectStore, engine: RolloutEngine, *, workspace: Workspace
+) -> StageRecord:
+    """Samples the shard and writes it; returns the record that is still to be put."""
     attempt = uuid.uuid4().hex
-    logger.info(
-        "%s of %s: attempt %s, policy %d",
-        request.stage,
-        request.scope.prefix,
-        attempt,
-        request.policy.version,
-    )
+    where = f"{request.stage} of {request.scope.prefix}"
+    logger.info("%s: attempt %s, policy %d", where, attempt, request.policy.version)
     watch = _Stopwatch()
     proof = _hold(engine, request.policy, store=store, workspace=workspace, watch=watch)
     groups, notes = _read_groups(request, store)
@@ -89,10 +92,10 @@ def run(
     samples = write_shard(store, table, schema=SAMPLES, key=key)
     watch.lap("write")
     described = environment.describe(PACKAGES) | engine.environment()
-    record = StageRecord(
+    return StageRecord(
         stage=request.stage,
         request=request.body(),
-        request_digest=digest,
+        request_digest=request.digest(),
         outputs={"samples": samples},
         proof=proof,
         attempt=attempt,
@@ -102,8 +105,6 @@ def run(
         metrics=_metrics(finished, without_room=len(notes), seconds=watch.laps["sample"]),
         notes=notes,
     )
-    winner, _ = put_record(store, request.scope, record)
-    return RolloutResult(record=winner, reused=winner.attempt != attempt)
 
 
 class _Stopwatch:

@@ -36,7 +36,7 @@ from tasks.rollout.contract import (
 from tasks.rollout.proof import NextToken, ProbeReading, Proven, prove
 
 CPU_BLOCK_TOKENS = 32
-"""Tokens of one cache block: the least that vLLM's CPU kernels like, so that short prompts share."""
+"""Tokens of a cache block: the least that vLLM's CPU kernels like, so that short prompts share."""
 
 MIN_BATCHED_TOKENS = 8192
 """Least token budget of one engine step; part of what the bits depend on."""
@@ -197,7 +197,7 @@ class VllmEngine:
 
     def _swap(self, policy: PolicyRef, directory: Path) -> None:
         llm = self._engine()
-        weights = {"weights_iterator": stored_tensors(directory, tied=policy.tied)}
+        weights = {"weights_iterator": stored_tensors(directory)}
         try:
             llm.collective_rpc("reload_weights", kwargs=weights)
         except Exception as error:
@@ -242,17 +242,12 @@ class VllmEngine:
         )
 
 
-def stored_tensors(directory: Path, *, tied: dict[str, str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields every tensor under its name, and again under each alias of `tied` {alias: name}."""
-    aliases: dict[str, list[str]] = {}
-    for alias, name in tied.items():
-        aliases.setdefault(name, []).append(alias)
+def stored_tensors(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields every tensor of the safetensors in `directory`, mapped from the file, not copied."""
     for path in sorted(directory.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 (it is no dictionary)
-                tensor = file.get_tensor(name)
-                for known_as in (name, *aliases.get(name, [])):
-                    yield known_as, tensor
+                yield name, file.get_tensor(name)
 
 
 def repack_tied_head(model: torch.nn.Module) -> None:
@@ -279,16 +274,12 @@ def sampling_params(
     Raises:
         ValueError: the prompt leaves no room for an answer, or the temperature is not usable.
     """
+    _check_temperature(sampling)
     room = max_new_tokens(group, sampling, config=config)
     if room < 1 or not group.prompt_token_ids:
         raise ValueError(
             f"Prompt group {group.group_id} has {len(group.prompt_token_ids)} prompt tokens. "
             f"Expected 1 to {config.max_model_len - 1} (rollout.max_model_len less one)."
-        )
-    if 0 < sampling.temperature < MIN_TEMPERATURE:
-        raise ValueError(
-            f"Temperature {sampling.temperature} is below what vLLM samples at. Expected 0 "
-            f"(greedy) or at least {MIN_TEMPERATURE}."
         )
     return SamplingParams(
         n=sampling.group_size,
@@ -309,6 +300,19 @@ def sampling_params(
         detokenize=False,
         skip_special_tokens=False,
     )
+
+
+def _check_temperature(sampling: SamplingPolicy) -> None:
+    if 0 < sampling.temperature < MIN_TEMPERATURE:
+        raise ValueError(
+            f"Temperature {sampling.temperature} is below what vLLM samples at. Expected 0 "
+            f"(greedy) or at least {MIN_TEMPERATURE}."
+        )
+    if sampling.temperature == 0 and sampling.group_size > 1:
+        raise ValueError(
+            f"Greedy sampling (temperature 0) of {sampling.group_size} completions would draw the "
+            "same one each time. Expected group_size 1."
+        )
 
 
 def _finished(group: PromptGroup, output: RequestOutput) -> FinishedGroup:
@@ -334,12 +338,14 @@ def _completion(output: CompletionOutput) -> Completion:
 
 def _prompt_logprobs(output: RequestOutput) -> list[float]:
     assert output.prompt_logprobs is not None
+    assert output.prompt_token_ids is not None
     pairs = zip(output.prompt_logprobs[1:], output.prompt_token_ids[1:], strict=True)
-    return [at[token].logprob for at, token in pairs]
+    return [at[token].logprob for at, token in pairs if at is not None]
 
 
 def _next_token(output: RequestOutput, learner_token_id: int) -> NextToken:
     decoded = output.outputs[0]
+    assert decoded.logprobs is not None
     candidates = decoded.logprobs[0]
     learner = candidates.get(learner_token_id)
     return NextToken(
