@@ -201,7 +201,7 @@ def test_evaluation_may_sample_otherwise_than_training(engine: Child) -> None:
     best = engine("submit", groups=GROUPS, sampling=SAMPLING | GREEDY)
     for group, [one] in zip(narrowed, best, strict=True):
         assert [each["token_ids"] for each in group] == [one["token_ids"]] * 4
-    with pytest.raises(EngineSaid, match="ValueError: Temperature 0.001"):
+    with pytest.raises(EngineSaid, match=r"ValueError: Temperature 0\.001"):
         engine("submit", groups=GROUPS, sampling=SAMPLING | {"temperature": 0.001})
 
 

@@ -167,7 +167,7 @@ def test_killed_before_the_record_and_redone_by_a_fresh_process_gives_the_same_b
         run(engine, request, dies=True)
     assert engine.died() == -9
     assert find_record(stored.store, scope, stage="rollout-0000", request_digest=digest) is None
-    [orphan] = [key for key in {one.key for one in stored.store.list(scope.prefix)} - kept]
+    [orphan] = {one.key for one in stored.store.list(scope.prefix)} - kept
     with child(stored, home) as fresh:
         record, reused = run(fresh, request)
     assert not reused
