@@ -59,10 +59,10 @@ def final_answer(item: RewardInput, config: AnswerConfig) -> Answer | None:
         between = text[mark.end : last.start]
         if mark.end > last.start or not _joins_alternatives(between):
             break
-        candidates.insert(0, mark.text)
+        candidates.append(mark.text)
         last = mark
     different = len(set(candidates)) > 1
-    return Answer(candidates[-1], tuple(candidates) if different else ())
+    return Answer(candidates[0], tuple(reversed(candidates)) if different else ())
 
 
 def visible_text(completion: str, *, prompt: str | None = None) -> str:

@@ -91,7 +91,6 @@ def _grade(batch: Batch, results: BinaryIO) -> None:
         signal.setitimer(signal.ITIMER_PROF, batch.cpu_limit_s)
         scores = [grade_one(part, module, config, item) for part, module, config in configured]
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _limit_memory(None)
         _send(results, [(score.value, score.status, score.reason) for score in scores])
         if any((score.reason or "").startswith(_OUT_OF_MEMORY) for score in scores):
             os._exit(OUT_OF_MEMORY_EXIT)
@@ -128,14 +127,14 @@ def _failed(part: PartSpec, item: RewardInput, error: Exception) -> Score:
     return Score(None, "grader_error", reason)
 
 
-def _limit_memory(growth_bytes: int | None) -> None:
-    """Lets the address space grow by so much from where it is now; None: without limit."""
+def _limit_memory(growth_bytes: int) -> None:
+    """Lets the address space grow by so much from where it is now, whatever came before."""
     if sys.platform != "linux":  # Elsewhere RLIMIT_AS is not enforced.
         return
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = resource.RLIM_INFINITY if growth_bytes is None else _address_space() + growth_bytes
+    limit = _address_space() + growth_bytes
     if hard != resource.RLIM_INFINITY:
-        limit = hard if limit == resource.RLIM_INFINITY else min(limit, hard)
+        limit = min(limit, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
