@@ -58,7 +58,7 @@ def test_each_prompt_is_used_once_per_epoch_whatever_the_batch_sizes(
     # Epochs 0 to epoch - 1 are whole; of the last one, what lies before the cursor, less deferred.
     key_rows = epoch_rows(seed, consumed.epoch, rows)[: consumed.position]
     last = Counter(key_rows) - Counter(consumed.deferred)
-    assert counts == Counter({row: consumed.epoch for row in range(rows)}) + last
+    assert counts == Counter(dict.fromkeys(range(rows), consumed.epoch)) + last
 
 
 def epoch_rows(seed: int, epoch: int, rows: int) -> list[int]:

@@ -206,11 +206,10 @@ def test_unknown_kinds_and_options_are_refused_without_reading():
         check_options(PromptsConfig(datasets=[DatasetConfig(kind="jsonll")]))
     with pytest.raises(ValueError, match="paht"):
         check_options(PromptsConfig(datasets=[DatasetConfig(kind="jsonl", options={"paht": "x"})]))
+    tasks = DatasetConfig(kind="reasoning_gym", options={"dataset": "chain_sums"})
+    tasks = DatasetConfig(kind="reasoning_gym", options={"dataset": "chain_sums"})
     with pytest.raises(ValueError, match=r"no data set 'chain_sums'. Near: \['chain_sum'"):
-        options = {"dataset": "chain_sums"}
-        check_options(
-            PromptsConfig(datasets=[DatasetConfig(kind="reasoning_gym", options=options)])
-        )
+        check_options(PromptsConfig(datasets=[tasks]))
 
 
 def test_two_sets_of_one_name_are_refused():
