@@ -129,8 +129,3 @@ def plan_revision_of_key(key: str) -> int | None:
     """Returns the revision of the plan that `key` is, or None if it is something else."""
     match = re.fullmatch(r"runs/[^/]+/steps/\d+/plan-(\d+)\.json", key)
     return int(match.group(1)) if match else None
-
-
-def run_of_key(key: str) -> str:
-    """Returns the run that a key below `runs/` belongs to."""
-    return key.split("/")[1]

@@ -20,7 +20,6 @@ from storage.layout import (
     plans_prefix,
     record_key,
     run_key,
-    run_of_key,
     runs_prefix,
     step_of_commit_key,
     steps_prefix,
@@ -75,16 +74,8 @@ def read_run(store: ObjectStore, run: str) -> tuple[RunRecord, str]:
 
 
 def list_runs(store: ObjectStore) -> list[str]:
-    """Returns the names of all runs, reading one key per run."""
-    runs: list[str] = []
-    after = ""
-    while found := next(iter(store.list(runs_prefix(), start_after=after)), None):
-        run = run_of_key(found.key)
-        # "0" follows "/": everything of this run sorts before it.
-        after = f"{runs_prefix()}{run}0"
-        if _exists(store, run_key(run)):
-            runs.append(run)
-    return runs
+    """Returns the names of all runs that have a run.json, sorted."""
+    return [run for run in store.folders(runs_prefix()) if _exists(store, run_key(run))]
 
 
 def head(store: ObjectStore, run: str) -> tuple[StepCommit, str] | None:

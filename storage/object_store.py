@@ -1,6 +1,6 @@
 """What every store backend can do. No keys, no records, no Parquet here."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -104,7 +104,13 @@ class ObjectStore(Protocol):
         """Yields the objects whose key starts with `prefix`, in key order, however many.
 
         `start_after` leaves out the keys up to and including it, without reading through them.
+        Rely on the order only among names of one length, such as numbered steps: servers that
+        keep folders (SeaweedFS) list `a/x` before `a-b/x`.
         """
+        ...
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        """Returns the names between `prefix` (which ends in a slash) and the next slash, sorted."""
         ...
 
     def delete(self, key: str) -> None:

@@ -6,6 +6,7 @@ Knows no vendor: what a scheme means is the backend's.
 import uuid
 
 from storage.backends import BACKENDS
+from storage.backends.local import create_directory
 from storage.backends.s3 import create_bucket as create_s3_bucket
 from storage.errors import AlreadyExists, CommitConflict, Unsuitable
 from storage.layout import probe_prefix, runs_prefix
@@ -20,18 +21,21 @@ def open_store(config: StoreConfig, *, writing: bool) -> ObjectStore:
     """Returns the store at `config.uri`.
 
     Opening for writing writes and deletes a few objects under `probes/` to see that conditional
-    puts hold, and drops unfinished uploads older than an hour. Opening for reading writes nothing.
+    puts hold, and drops unfinished uploads older than an hour. It makes a directory, but never a
+    bucket. Opening for reading writes nothing.
 
     Raises:
         Unavailable: not reachable, wrong credentials, no such bucket or directory.
         Unsuitable: the store lets two writers win.
     """
+    if writing and config.scheme == "file":
+        create_directory(config)
     store = BACKENDS[config.scheme](config)
+    # Some servers make a bucket at the first put: look before writing, so that a typo shows.
+    next(iter(store.list(runs_prefix())), None)
     if writing:
         probe(store)
         store.sweep("", older_than_s=STALE_AFTER_S)
-    else:
-        next(iter(store.list(runs_prefix())), None)
     return store
 
 
@@ -44,7 +48,7 @@ def create_bucket(config: StoreConfig) -> None:
     if config.scheme == "s3":
         create_s3_bucket(config)
     elif config.scheme == "file":
-        config.directory.mkdir(parents=True, exist_ok=True)
+        create_directory(config)
 
 
 def probe(store: ObjectStore) -> None:

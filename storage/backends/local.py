@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
@@ -32,6 +32,21 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS)
 def open_local(config: StoreConfig) -> "LocalStore":
     """Returns the store in that directory; the directory is made by the first write."""
     return LocalStore(config.directory)
+
+
+def create_directory(config: StoreConfig) -> None:
+    """Makes the directory of `config`. One that is there already is no error.
+
+    Raises:
+        Unavailable: it cannot be made.
+    """
+    try:
+        config.directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Unavailable(
+            f"Directory {config.directory} cannot be made: {error.strerror}. Expected to keep a "
+            "store there: choose another place, or make it."
+        ) from error
 
 
 class LocalStore:
@@ -129,6 +144,11 @@ class LocalStore:
                 "launching a run makes it."
             )
         return self._walk("", prefix, start_after)
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        """See `ObjectStore.folders`."""
+        entries = _entries(self._root / prefix)
+        return sorted(name[:-1] for name, entry in entries if entry.is_dir())
 
     def delete(self, key: str) -> None:
         """See `ObjectStore.delete`."""

@@ -1,7 +1,7 @@
 """Objects in this process's memory: for tests and for trying things out."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from storage.errors import AlreadyExists, CommitConflict, NotFound
@@ -98,6 +98,11 @@ class MemoryStore:
                 if key.startswith(prefix) and key > start_after
             )
         return (Listed(key=key, num_bytes=size) for key, size in found)
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        """See `ObjectStore.folders`."""
+        inside = [entry.key.removeprefix(prefix) for entry in self.list(prefix)]
+        return sorted({name.partition("/")[0] for name in inside if "/" in name})
 
     def delete(self, key: str) -> None:
         """See `ObjectStore.delete`."""

@@ -6,7 +6,7 @@ per try and settled here, because a retry inside boto3 would hide a lost answer.
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -207,6 +207,15 @@ class S3Store:
             for entry in page.get("Contents", []):
                 key = str(entry["Key"]).removeprefix(self._prefix)
                 yield Listed(key=key, num_bytes=int(entry["Size"]))
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        """See `ObjectStore.folders`."""
+        whole = self._prefix + prefix
+        return sorted(
+            str(entry["Prefix"]).removeprefix(whole).rstrip("/")
+            for page in self._pages("list_objects_v2", Prefix=whole, Delimiter="/")
+            for entry in page.get("CommonPrefixes", [])
+        )
 
     def delete(self, key: str) -> None:
         """See `ObjectStore.delete`."""

@@ -4,7 +4,7 @@
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -77,6 +77,9 @@ class FaultyStore:
         return self._call(
             f"list {prefix}", lambda: self._store.list(prefix, start_after=start_after)
         )
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        return self._call(f"folders {prefix}", lambda: self._store.folders(prefix))
 
     def delete(self, key: str) -> None:
         self._call(f"delete {key}", lambda: self._store.delete(key))
