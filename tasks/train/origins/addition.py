@@ -56,7 +56,9 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     backend = Tokenizer(WordLevel({token: index for index, token in enumerate(VOCABULARY)}, PAD))
     backend.pre_tokenizer = Split(Regex("."), "isolated")
     backend.decoder = Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=PAD, eos_token=EOS)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token=PAD, eos_token=EOS, unk_token=PAD
+    )
 
 
 def model_config() -> Qwen2Config:

@@ -1,0 +1,232 @@
+"""Runs in the engines' environment: does what `lab` asks, one pickled call at a time."""
+
+import pickle
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+
+from storage.opening import open_store
+from storage.store_config import StoreConfig
+from tasks.train import engine as train_engine
+from tasks.train import stage
+from tasks.train.algorithms import ALGORITHMS
+from tasks.train.algorithms.contract import LossTerms
+from tasks.train.batching import build, divide_rows, pack_rows
+from tasks.train.contract import TrainConfig, TrainSample
+from tasks.train.model import Learner, refuse_unsupported
+from tasks.train.model import build as build_model
+from tasks.workspace import Workspace
+
+ENGINES: dict[str, Any] = {}
+
+
+def loss(kind: str, options: dict, dtype: str, terms: dict) -> dict:
+    """Returns loss, gradient in the policy's logprobs, per-token losses and clipped tokens."""
+    algorithm = ALGORITHMS[kind]
+    floats = {"dtype": getattr(torch, dtype)}
+    policy = torch.tensor(terms["policy"], **floats, requires_grad=True)
+    old = terms.get("old")
+    told = algorithm.loss(
+        policy,
+        LossTerms(
+            old_logprobs=None if old is None else torch.tensor(old, **floats),
+            rollout_logprobs=torch.tensor(terms["rollout"], **floats),
+            advantages=torch.tensor(terms["advantages"], **floats),
+            weights=torch.tensor(terms["weights"], **floats),
+            mask=torch.tensor(terms["mask"]),
+            sample_index=torch.tensor(terms["sample_index"]),
+            num_samples=max(terms["sample_index"]) + 1,
+        ),
+        config=algorithm.Config.model_validate(options),
+    )
+    told.loss.backward()
+    assert policy.grad is not None
+    return {
+        "loss": told.loss.item(),
+        "gradient": policy.grad.tolist(),
+        "per_token": told.per_token.tolist(),
+        "clipped": told.clipped.tolist(),
+    }
+
+
+def make_model(directory: Path, family: str, tied: bool) -> None:
+    """Saves a tiny random decoder."""
+    torch.manual_seed(0)
+    common = {
+        "vocab_size": 32,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": tied,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+        "attention_dropout": 0.5,
+        "initializer_range": 0.3,
+    }
+    config = {"qwen2": Qwen2Config, "llama": LlamaConfig}[family](**common)
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+
+
+def spoil(directory: Path, name: str, value: float) -> None:
+    """Sets the first number of a tensor in a saved model."""
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    model.get_parameter(name).data.view(-1)[0] = value
+    model.save_pretrained(directory)
+
+
+def refusal(fields: dict) -> str:
+    """Returns why a config with these fields is refused; empty if it is not."""
+    config = LlamaConfig(architectures=["SomeForCausalLM"])
+    for name, value in fields.items():
+        setattr(config, name, value)
+    try:
+        refuse_unsupported(config)
+    except train_engine.Permanent as error:
+        return str(error)
+    return ""
+
+
+def dropout_of(directory: Path) -> float:
+    """Returns the attention dropout that a learner of this model runs with."""
+    return build_model(directory).config.attention_dropout
+
+
+def logits_head(logits: list[list[float]], temperature: float) -> list[list[float]]:
+    """Returns logprobs as the learner takes them from logits that the model gave."""
+
+    class Given(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base_model = lambda **_: torch.nn.Module()
+
+        def get_output_embeddings(self) -> Callable[..., torch.Tensor]:
+            return lambda hidden: hidden
+
+    given = Given()
+    hidden = torch.tensor([logits])
+
+    class Output:
+        last_hidden_state = hidden
+
+    given.base_model = lambda **_: Output
+    length = len(logits)
+    rows = {
+        "token_ids": torch.zeros(1, length, dtype=torch.long),
+        "position_ids": torch.arange(length)[None],
+        "segments": torch.zeros(1, length, dtype=torch.long),
+        "rows": torch.zeros(length, dtype=torch.long),
+        "columns": torch.arange(length),
+    }
+    return Learner(given)(rows, temperature).log_softmax(-1).tolist()  # type: ignore[arg-type]
+
+
+def packed_logprobs(
+    directory: Path, samples: list[TrainSample], limits: dict, temperature: float
+) -> dict[str, list[float]]:
+    """Returns learner logprobs by sample, packed and batched as the engine does it."""
+    causal_lm = AutoModelForCausalLM.from_pretrained(directory)
+    learner = Learner(causal_lm)
+    weights = {sample.sample_id: 0.0 for sample in samples}
+    rows = pack_rows(samples, max_row_tokens=limits["max_row_tokens"])
+    divided = divide_rows(rows, ranks=1, micro_batch_tokens=limits["micro_batch_tokens"])
+    said: dict[str, list[float]] = {}
+    for cut in divided[0]:
+        batch = build(cut, weights=weights)
+        tensors = {
+            "token_ids": torch.from_numpy(batch.token_ids_RT),
+            "position_ids": torch.from_numpy(batch.position_ids_RT),
+            "segments": torch.from_numpy(batch.segments_RT),
+            "rows": torch.from_numpy(batch.rows_N),
+            "columns": torch.from_numpy(batch.columns_N),
+        }
+        with torch.no_grad():
+            logprobs = learner(tensors, temperature).log_softmax(-1)
+        taken = logprobs.gather(-1, torch.from_numpy(batch.targets_N)[:, None]).squeeze(-1)
+        said.update({key: value.tolist() for key, value in batch.by_sample(taken.numpy())})
+    return said
+
+
+def lone_logprobs(
+    directory: Path, samples: list[TrainSample], temperature: float
+) -> dict[str, list[float]]:
+    """Returns learner logprobs by sample, each alone, unpadded, through the model's own forward."""
+    causal_lm = AutoModelForCausalLM.from_pretrained(directory)
+    said: dict[str, list[float]] = {}
+    for sample in samples:
+        ids = torch.tensor([[*sample.prompt_token_ids, *sample.completion_token_ids]])
+        with torch.no_grad():
+            logprobs = (causal_lm(ids).logits[0].float() / temperature).log_softmax(-1)
+        first = len(sample.prompt_token_ids)
+        taken = logprobs[first - 1 : -1].gather(-1, ids[0, first:, None]).squeeze(-1)
+        said[sample.sample_id] = taken.tolist()
+    return said
+
+
+def loaded_logits(directory: Path, token_ids: list[int]) -> list[list[float]]:
+    """Returns logits of a saved policy as transformers loads it."""
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    with torch.no_grad():
+        return model(torch.tensor([token_ids])).logits[0].float().tolist()
+
+
+def open_engine(name: str, config: TrainConfig, model_dir: Path, home: Path) -> list[int]:
+    """Starts a trainer; returns its ranks' process ids."""
+    scratch = home / "scratch" / name
+    scratch.mkdir(parents=True, exist_ok=True)
+    workspace = Workspace(cache=home / "cache", scratch=scratch)
+    engine = train_engine.start(
+        config.model_dump(mode="json"), model_dir=model_dir, workspace=workspace
+    )
+    ENGINES[name] = (engine, workspace)
+    return engine.pids
+
+
+def close_engine(name: str) -> None:
+    """Ends a trainer."""
+    ENGINES.pop(name)[0].close()
+
+
+def engine(name: str, method: str, *positional: Any, **named: Any) -> Any:
+    """Calls a trainer, or reads one of its properties."""
+    found = getattr(ENGINES[name][0], method)
+    return found(*positional, **named) if callable(found) else found
+
+
+def run_stage(name: str, store_uri: str, request: Any) -> Any:
+    """Runs the train stage on a trainer."""
+    held, workspace = ENGINES[name]
+    store = open_store(StoreConfig(uri=store_uri), writing=True)
+    return stage.run(request, store, held, workspace=workspace)
+
+
+def main() -> None:
+    answers = sys.stdout.buffer
+    # What libraries print must not land among the answers.
+    sys.stdout = sys.stderr
+    while True:
+        try:
+            function, positional, named = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            break
+        try:
+            answer = (True, globals()[function](*positional, **named))
+        except Exception as error:
+            traceback.print_exc()
+            answer = (False, error)
+        pickle.dump(answer, answers)
+        answers.flush()
+    for name in list(ENGINES):
+        close_engine(name)
+
+
+if __name__ == "__main__":
+    main()
