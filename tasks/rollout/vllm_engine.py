@@ -7,6 +7,8 @@ up and then imports this file. The GPU path is not yet run on a GPU.
 """
 
 import gc
+import json
+import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from vllm import LLM, RequestOutput, SamplingParams, TokensPrompt
+from vllm import LLM, ModelRegistry, RequestOutput, SamplingParams, TokensPrompt
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
@@ -50,6 +52,9 @@ NEXT_CANDIDATES = 4
 
 def open_engine(config: RolloutConfig, *, model_dir: Path) -> "VllmEngine":
     """Starts vLLM without weights, within the limits of `config`."""
+    # Warns at every reload of layers that store no weights of their own; the probe tells better.
+    logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+    _import_model_class(model_dir)
     llm = LLM(str(model_dir), **_limits(config), **_platform_limits(config))
     threads = torch.get_num_threads()
     if current_platform.is_cpu() and threads != config.threads:
@@ -58,6 +63,19 @@ def open_engine(config: RolloutConfig, *, model_dir: Path) -> "VllmEngine":
             "depend on it. Start it in a fresh process without thread settings of its own."
         )
     return VllmEngine(llm, config)
+
+
+def _import_model_class(model_dir: Path) -> None:
+    """Imports the model's class here, once.
+
+    Otherwise vLLM asks a second process about it, which imports everything again (10 s and more)
+    only to keep CUDA untouched before a fork that one process never makes.
+    """
+    config = json.loads((model_dir / "config.json").read_text())
+    for architecture in config.get("architectures") or []:
+        known = ModelRegistry.models.get(architecture)
+        if known is not None:
+            ModelRegistry.register_model(architecture, known.load_model_cls())
 
 
 def _limits(config: RolloutConfig) -> dict[str, Any]:

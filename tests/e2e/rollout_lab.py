@@ -94,7 +94,9 @@ class Child:
 
 
 def make_models(directory: Path) -> Path:
-    """Writes all kinds of models to `directory`; takes ten seconds."""
+    """Writes all kinds of models to `directory`, once; takes ten seconds."""
+    if directory.exists():
+        return directory
     command = [PYTHON, str(HERE / "rollout_models.py"), str(directory)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr

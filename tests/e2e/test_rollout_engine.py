@@ -19,12 +19,12 @@ GROUPS = [[f"g{row}", [3 + row, 20, 7 + row], 1000 + 4 * row] for row in range(1
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One cache for all children, as on a user's machine."""
-    return tmp_path_factory.mktemp("rollout-home")
+    return tmp_path_factory.getbasetemp() / "rollout-home"
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_models(tmp_path_factory.mktemp("models"))
+    return make_models(tmp_path_factory.getbasetemp() / "rollout-models")
 
 
 @pytest.fixture(scope="module")

@@ -22,12 +22,12 @@ NUM_PROMPTS = 12
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("rollout-home")
+    return tmp_path_factory.getbasetemp() / "rollout-home"
 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
-    models = make_models(tmp_path_factory.mktemp("models"))
+    models = make_models(tmp_path_factory.getbasetemp() / "rollout-models")
     return put_model(models, "qwen2-untied", uri=tmp_path_factory.mktemp("store"))
 
 
