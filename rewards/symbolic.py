@@ -17,6 +17,8 @@ from rewards.quantity import RELATIVE_TOLERANCE
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 _EXACT_TOLERANCE = sympy.Rational(1, 10**90)
+_BRACKETS = re.compile(r"[()\[\]{}]")
+_MAX_DEPTH = 30
 _ASTRONOMICAL_EXPONENT = 10**6
 
 
@@ -35,6 +37,8 @@ def symbolically_equal(gold: str, answer: str) -> bool:
 
 def read_expression(text: str) -> Any | None:
     """Returns what math-verify reads, or None. Its reader of plain text is never used: it evals."""
+    if _depth(text) > _MAX_DEPTH:
+        return None
     wrapped = f"${_mixed_numbers_joined(text)}$"
     found = parse(
         wrapped,
@@ -43,6 +47,15 @@ def read_expression(text: str) -> Any | None:
         parsing_timeout=None,  # type: ignore[arg-type]
     )
     return found[0] if found else None
+
+
+def _depth(text: str) -> int:
+    """Returns how deep brackets are nested; the parser's time doubles with every level."""
+    deepest = depth = 0
+    for bracket in _BRACKETS.findall(text):
+        depth += 1 if bracket in "([{" else -1
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def _mixed_numbers_joined(text: str) -> str:

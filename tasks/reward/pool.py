@@ -221,6 +221,8 @@ class RewardPool:
                 kill_group(worker.process.pid)  # Its pipe closes, and `_read` sees that.
 
     def _end(self, worker: _Worker) -> None:
+        if worker.stdout.closed:
+            return
         # Before the wait: as long as the leader is not reaped, its group id is nobody else's.
         kill_group(worker.process.pid)
         worker.process.wait()

@@ -56,7 +56,8 @@ def main() -> None:
     nothing. Results travel as JSON: what grades a model's text cannot send objects back.
     """
     requests = os.fdopen(os.dup(0), "rb")
-    results = os.fdopen(os.dup(1), "wb")
+    # Open until the very end of the process: its closing tells the pool how the process ended.
+    results = os.fdopen(os.dup(1), "wb", closefd=False)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(2, 1)
