@@ -129,3 +129,8 @@ def plan_revision_of_key(key: str) -> int | None:
     """Returns the revision of the plan that `key` is, or None if it is something else."""
     match = re.fullmatch(r"runs/[^/]+/steps/\d+/plan-(\d+)\.json", key)
     return int(match.group(1)) if match else None
+
+
+def step_of_key(key: str) -> int:
+    """Returns the step that a key below `steps/` belongs to."""
+    return int(key.split("/")[3])

@@ -25,6 +25,7 @@ from storage.errors import (
     LeaseHeld,
     NotFound,
     StorageError,
+    Unavailable,
 )
 from storage.layout import lease_key
 from storage.object_store import ObjectStore
@@ -34,6 +35,7 @@ _log = logging.getLogger(__name__)
 
 RENEWALS_PER_TTL = 3
 POLLS_PER_TTL = 5
+NUM_TRIES = 10
 
 
 class LeaseState(Record):
@@ -113,6 +115,7 @@ class Lease:
         self._store = store
         self._state = state
         self._etag = etag
+        self._released = False
         self._ended = threading.Event()
         self._lost = threading.Event()
         self._renewer = threading.Thread(
@@ -132,10 +135,13 @@ class Lease:
 
     def release(self) -> None:
         """Ends the renewals and lets the next holder in at once. A second call does nothing."""
-        if self._ended.is_set():
+        if self._released:
             return
+        self._released = True
         self._ended.set()
         self._renewer.join()
+        if self.lost:
+            return
         try:
             self._write(self._state.model_copy(update={"released": True}))
         except StorageError as error:
@@ -165,27 +171,41 @@ class Lease:
             state = self._state.model_copy(update={"beat": self._state.beat + 1})
             try:
                 self._write(state)
-            except CommitConflict as error:
-                _log.warning("Lease %s was taken by another process: %s", self._key, error)
-                self._lost.set()
-                return
             except StorageError as error:
-                _log.warning("Lease %s is not renewed now: %s", self._key, error)
+                self._look_after(error)
+
+    def _look_after(self, error: StorageError) -> None:
+        """After a renewal that failed: an answer may be lost, or another may hold the lease."""
+        _log.warning("Lease %s was not renewed: %s", self._key, error)
+        try:
+            found = _read(self._store, self._key)
+        except StorageError:
+            return
+        if found is not None and found[0].token == self._state.token:
+            self._etag = found[1]
+        else:
+            self._lost.set()
+            self._ended.set()
 
 
 def _take(store: ObjectStore, state: LeaseState) -> str:
     """Puts `state` where no living holder's is; returns the etag."""
     key = lease_key(state.run, state.role)
-    while True:
+    for _ in range(NUM_TRIES):
         found = _read(store, key)
+        if found is not None and found[0].token == state.token:
+            return found[1]
         try:
             if found is None:
                 return store.put_if_absent(key, state.to_bytes())
             _await_death(store, key, *found)
             return store.put_if_match(key, state.to_bytes(), found[1])
-        except (AlreadyExists, CommitConflict, CommitUnknown):
-            # Somebody was quicker: look at who it is.
-            continue
+        except (AlreadyExists, CommitConflict, CommitUnknown) as error:
+            _log.info("Lease %s: somebody was quicker, looking at who: %s", key, error)
+    raise Unavailable(
+        f"Lease {key} could not be taken in {NUM_TRIES} tries: others keep taking it and letting "
+        "it go. Expected it free or held. Look at who starts controllers of this run."
+    )
 
 
 def _await_death(store: ObjectStore, key: str, state: LeaseState, etag: str) -> None:

@@ -3,6 +3,7 @@
 Digests are over stored bytes. Who is alive is no business of the ledger.
 """
 
+import logging
 import re
 from collections.abc import Iterator
 from typing import TypeVar
@@ -22,6 +23,7 @@ from storage.layout import (
     run_key,
     runs_prefix,
     step_of_commit_key,
+    step_of_key,
     steps_prefix,
 )
 from storage.object_store import ObjectStore
@@ -40,6 +42,7 @@ from storage.records import (
 )
 
 _Record = TypeVar("_Record", bound=Record)
+_log = logging.getLogger(__name__)
 
 
 def create_run(store: ObjectStore, record: RunRecord) -> str:
@@ -89,13 +92,16 @@ def head(store: ObjectStore, run: str) -> tuple[StepCommit, str] | None:
     """
     newest = _newest_step(store, run)
     after = commit_key(run, newest) if newest >= 0 else ""
+    begun: set[int] = set()
     for listed in store.list(steps_prefix(run), start_after=after):
-        step = step_of_commit_key(listed.key)
-        if step is not None:
+        begun.add(step_of_key(listed.key))
+        if step_of_commit_key(listed.key) is not None:
             raise Corrupt(
                 f"{listed.key} exists in {store.uri}, but the commit of step {newest + 1} does "
                 "not. Expected one unbroken chain: restore the missing commit from a copy."
             )
+    for step in sorted(begun - {newest}):
+        _log.warning("Step %d of run %s was begun and is not committed: it counts not.", step, run)
     return None if newest < 0 else read_commit(store, run, newest)
 
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.backends import BACKENDS
 from storage.object_store import ObjectStore
-from storage.opening import create_bucket
+from storage.opening import create_bucket, open_store
 from storage.store_config import StoreConfig
 from tests.contract.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, moto_server, seaweed_server
 
@@ -67,7 +66,7 @@ def store_config(
 
 @pytest.fixture
 def store(store_config: StoreConfig) -> ObjectStore:
-    return BACKENDS[store_config.scheme](store_config)
+    return open_store(store_config, writing=True)
 
 
 @pytest.fixture(params=S3_STORES)
