@@ -1,10 +1,8 @@
 """Makes a run exist: model and prompts are found, checked and stored, then run.json is put."""
 
-import json
 import logging
 import uuid
 from datetime import UTC, datetime
-from pathlib import Path
 
 from flows.config import RunConfig, max_prompt_tokens
 from flows.memory import check_fits, memory_plan
@@ -104,16 +102,3 @@ def _check_prompts(config: RunConfig, inputs: PromptInputs, store: ObjectStore) 
     for ref in (inputs.train, inputs.held_out):
         table = read_shard(store, ref, schema=PROMPTS, columns=["prompt_id", "answer", "extra"])
         check_golds(config.reward, table.to_pylist())
-
-
-def stop_token_ids(model_dir: Path) -> list[int]:
-    """Returns the ids that end a completion: generation_config.json's, else config.json's."""
-    for name in ("generation_config.json", "config.json"):
-        path = model_dir / name
-        found = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
-        if found is not None:
-            return sorted(found) if isinstance(found, list) else [found]
-    raise ValueError(
-        f"{model_dir} names no end-of-sequence token. Expected eos_token_id in "
-        "generation_config.json or config.json: without it no completion would ever end."
-    )
