@@ -49,11 +49,19 @@ MIN_TEMPERATURE = 0.01
 NEXT_CANDIDATES = 4
 """How many of its best tokens the engine reports after a probe row, so that ties can be seen."""
 
+NOISY_LOGGERS = (
+    # At every reload, layers that store no weights of their own; the probe tells better.
+    "vllm.model_executor.model_loader.reload.layerwise",
+    # At the start, a traceback because no tokenizer is there to warm up.
+    "vllm.renderers.base",
+)
+"""What of vLLM warns about things that are as they should be."""
+
 
 def open_engine(config: RolloutConfig, *, model_dir: Path) -> "VllmEngine":
     """Starts vLLM without weights, within the limits of `config`."""
-    # Warns at every reload of layers that store no weights of their own; the probe tells better.
-    logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+    for name in NOISY_LOGGERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
     _import_model_class(model_dir)
     llm = LLM(str(model_dir), **_limits(config), **_platform_limits(config))
     threads = torch.get_num_threads()

@@ -26,7 +26,7 @@ PYTHON = os.environ.get("ROLLBOOK_ENGINES_PYTHON") or (
 VERSIONS = {"v1": 1, "v2": 2, "other": 3}
 LIMITS = {
     "max_model_len": 96,
-    "max_num_seqs": 64,
+    "max_num_seqs": 128,
     "kv_cache_bytes": 16 << 20,
     "threads": 1,
 }

@@ -205,17 +205,38 @@ def test_evaluation_may_sample_otherwise_than_training(engine: Child) -> None:
         engine("submit", groups=GROUPS, sampling=SAMPLING | {"temperature": 0.001})
 
 
-def test_in_bfloat16_the_digest_carries_the_proof_and_the_swap_is_shown(
-    models: Path, home: Path, tmp_path: Path
-) -> None:
-    stored = put_model(models, "llama-tied", uri=tmp_path)
-    with child(stored, home, dtype="bfloat16") as engine:
-        proofs = [engine.load(version, dtype="bfloat16") for version in ("v1", "other")]
-        assert [(proof["kind"], proof["tolerance"]) for proof in proofs] == [
-            ("swap-only", 0.5),
-            ("swap-only", 0.5),
-        ]
-        engine.load("v1", dtype="bfloat16")
-        engine("sabotage", what="swap")
-        with pytest.raises(EngineSaid, match="reads bit for bit as it did"):
-            engine.load("v2", dtype="bfloat16")
+def test_a_prefill_beyond_the_token_budget_is_not_cut(engine: Child) -> None:
+    # 128 different prompts of 90 tokens are 11,520 tokens; one step of the engine takes 8,192.
+    groups = [[f"g{row}", [3 + row % 60] * 89 + [row // 60], row] for row in range(128)]
+    sampling = SAMPLING | {"group_size": 1, "stop_token_ids": []}
+    drawn = engine("submit", groups=groups, sampling=sampling)
+    assert [len(one["token_ids"]) for [one] in drawn] == [6] * 128
+    assert engine("submit", groups=groups, sampling=sampling) == drawn
+
+
+@pytest.fixture(scope="module")
+def half(models: Path, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+    """An engine in bfloat16 whose cache holds 2,048 tokens."""
+    stored = put_model(models, "llama-tied", uri=tmp_path_factory.mktemp("store"))
+    with child(stored, home, dtype="bfloat16", kv_cache_bytes=1 << 19) as engine:
+        yield engine
+
+
+def test_in_bfloat16_the_digest_carries_the_proof_and_the_swap_is_shown(half: Child) -> None:
+    proofs = [half.load(version, dtype="bfloat16") for version in ("v1", "other")]
+    seen = [(proof["kind"], proof["tolerance"]) for proof in proofs]
+    assert seen == [("swap-only", 0.5), ("swap-only", 0.5)]
+    half.load("v1", dtype="bfloat16")
+    half("sabotage", what="swap")
+    with pytest.raises(EngineSaid, match="reads bit for bit as it did"):
+        half.load("v2", dtype="bfloat16")
+    half("repair")
+
+
+def test_memory_pressure_changes_no_bits_from_call_to_call(half: Child) -> None:
+    half.load("v1", dtype="bfloat16")
+    # 64 completions of 83 tokens need 192 blocks of 32 tokens; 64 are there.
+    sampling = SAMPLING | {"max_tokens": 80, "stop_token_ids": []}
+    drawn = half("submit", groups=GROUPS, sampling=sampling)
+    assert {len(one["token_ids"]) for group in drawn for one in group} == {80}
+    assert half("submit", groups=GROUPS, sampling=sampling) == drawn

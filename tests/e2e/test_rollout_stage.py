@@ -153,7 +153,7 @@ def test_a_policy_that_was_damaged_yields_no_samples_and_no_record(
 def test_an_engine_with_other_limits_refuses_by_name(
     engine: Child, stored: Stored, prompts: ObjectRef
 ) -> None:
-    with pytest.raises(EngineSaid, match=r"Permanent: .*max_num_seqs 64 \(asked: 32\)"):
+    with pytest.raises(EngineSaid, match=r"Permanent: .*max_num_seqs 128 \(asked: 32\)"):
         run(engine, request_for(stored, prompts, max_num_seqs=32))
 
 
