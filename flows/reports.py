@@ -1,6 +1,7 @@
 """Prefect artifacts of a run, made on a thread of their own so that no step waits for them."""
 
 import contextvars
+import json
 import logging
 import queue
 import threading
@@ -88,7 +89,8 @@ class Reports:
         rows = sample_rows(self.store, self.run, commit, cache=self.workspace.cache)
         markdown = step_markdown(commit, rows)
         self._post("report", "markdown", markdown, flow_run_id, f"Step {commit.step}")
-        self._post("samples", "table", rows, flow_run_id, f"Samples of step {commit.step}")
+        table = json.dumps(rows)
+        self._post("samples", "table", table, flow_run_id, f"Samples of step {commit.step}")
         if self._queue.qsize() <= _MOST_WAITING:
             image = curve_image(self.curve, self.run.run)
             self._post("curve", "image", image, flow_run_id, "Reward and held-out accuracy")

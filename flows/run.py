@@ -166,6 +166,7 @@ def _open_session(
                 store=store,
                 store_config=store_config,
                 workspace=workspace,
+                say=watcher.say,
             )
         )
         newest = head(store, run)

@@ -124,8 +124,15 @@ class Child:
     use from several threads.
     """
 
-    def __init__(self, spec: ChildSpec, *, workspace: Workspace) -> None:
+    def __init__(
+        self,
+        spec: ChildSpec,
+        *,
+        workspace: Workspace,
+        say: Callable[[str], None] = logger.info,
+    ) -> None:
         self._spec = spec
+        self._say = say
         self._workspace = workspace
         self._lock = threading.Lock()
         self._process: ChildProcess | None = None

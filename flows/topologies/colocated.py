@@ -1,6 +1,6 @@
 """Everything on this machine: engines as child processes of the controller, started together."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -26,8 +26,12 @@ def colocated(
     store: ObjectStore,
     store_config: StoreConfig,
     workspace: Workspace,
+    say: Callable[[str], None],
 ) -> Iterator[Stages]:
-    """Yields the stages of a run; both engines start in the background and end with the block."""
+    """Yields the stages of a run; both engines start in the background and end with the block.
+
+    `say` is told what an engine is doing while a stage waits for it.
+    """
     logs = home() / "logs" / record.run
 
     def child(name: str, settings: dict[str, object], python: str | None) -> Child:
@@ -42,7 +46,7 @@ def colocated(
             log_dir=logs,
             python=python or engines_python(),
         )
-        return Child(spec, workspace=workspace)
+        return Child(spec, workspace=workspace, say=say)
 
     with ExitStack() as stack:
         rollout = stack.enter_context(

@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from infra.home import home as product_home
+
 ROLLBOOK = Path(sys.executable).with_name("rollbook")
 
 
@@ -67,6 +69,10 @@ class Cli:
 def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
     """The command beside running local services; they end with the session."""
     home = tmp_path_factory.mktemp("home")
+    # The cache is content addressed and shared by design: base models are made once per machine.
+    shared = product_home() / "cache"
+    shared.mkdir(parents=True, exist_ok=True)
+    (home / "cache").symlink_to(shared)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT")}
     for name in ("ROLLBOOK_STORE", "ROLLBOOK_ENDPOINT", "AWS_ENDPOINT_URL_S3"):
         environment.pop(name, None)
