@@ -3,12 +3,14 @@
 Standard library only: preflight and install run before anything is downloaded.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 from pathlib import Path
 
 
-def checkout() -> "Path | None":
+def checkout() -> Path | None:
     """Returns the root of the checkout this module runs from, or None if it was installed."""
     root = Path(__file__).resolve().parent.parent
     return root if (root / "pyproject.toml").is_file() else None

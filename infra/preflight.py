@@ -63,18 +63,14 @@ class Interpreter:
 
 
 def find_python() -> Interpreter | None:
-    """Returns the first usable Python: the running one, else by name on PATH.
+    """Returns the best Python of this machine: the running one and those on PATH are asked.
 
-    Falls back to one of a supported version that lacks something, and to None.
+    Usable before merely supported, then the oldest supported version, because the pinned versions
+    are tested on it. None if there is no supported one.
     """
-    found: list[Interpreter] = []
-    for path in _interpreter_paths():
-        interpreter = _ask(path)
-        if interpreter and interpreter.is_usable:
-            return interpreter
-        if interpreter and interpreter.is_supported:
-            found.append(interpreter)
-    return found[0] if found else None
+    asked = [_ask(path) for path in _interpreter_paths()]
+    supported = [each for each in asked if each and each.is_supported]
+    return min(supported, key=lambda each: (not each.is_usable, each.version), default=None)
 
 
 def check(root: Path) -> list[Finding]:
