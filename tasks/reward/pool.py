@@ -169,7 +169,6 @@ class RewardPool:
                 start_new_session=True,
             )
         worker = _Worker(process, log)
-        os.set_blocking(worker.stdout.fileno(), False)
         self._selector.register(worker.stdout, selectors.EVENT_READ, worker)
         return worker
 
@@ -184,9 +183,7 @@ class RewardPool:
                 _send(worker, _batch(job, indices))
 
     def _read(self, worker: _Worker, job: _Job) -> None:
-        chunk = worker.stdout.read(1 << 20)
-        if chunk is None:  # Nothing to read yet.
-            return
+        chunk = os.read(worker.stdout.fileno(), 1 << 20)
         *lines, worker.unread = (worker.unread + chunk).split(b"\n")
         for line in lines:
             message: Any = json.loads(line)

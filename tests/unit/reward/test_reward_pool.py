@@ -172,7 +172,7 @@ def test_nothing_is_left_after_closing(
 
 
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
-    """Busy waiting, busy computing or idle: the first two notice by pipe, the other by its limit."""
+    """One waits, one is idle and one computes in C: that one ends by its limit at the latest."""
     code = f"""
 import sys
 from pathlib import Path

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,43 +20,64 @@ GOLD: Sequence[GoldExample] = ()
 
 
 def score(item: RewardInput, config: Config) -> Score:
-    act = item.completion
-    if act == "spin":
-        while True:
-            pass
-    if act == "spin_in_c":
-        return Score(float(9**9**9 % 2))
-    if act == "sleep":
-        time.sleep(1000)
-    if act == "bomb":
-        return Score(float(len([bytearray(64 << 20) for _ in range(1000)])))
-    if act == "raise":
-        raise ZeroDivisionError("nothing to divide by")
-    if act == "nan":
-        return Score(float("nan"))
-    if act == "print":
-        sys.stdout.write("noise\n")
-        sys.stdout.flush()
-        sys.stdin.read()
-    if act == "exit":
-        sys.exit(3)
-    if act == "segfault":
-        os.kill(os.getpid(), signal.SIGSEGV)
-    if act == "die_once":
-        assert config.once is not None
-        marker = Path(config.once)
-        if not marker.exists():
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-    if act.startswith("leave_child "):
-        child = subprocess.Popen(["sleep", "1000"])
-        Path(act.removeprefix("leave_child ")).write_text(str(child.pid))
-        time.sleep(1000)
-    if act.startswith("pid "):
-        Path(act.removeprefix("pid ")).write_text(str(os.getpid()))
-        time.sleep(1000)
-    return Score(1.0)
+    word, _, argument = item.completion.partition(" ")
+    act = ACTS.get(word)
+    return Score(act(argument or config.once or "") if act else 1.0)
 
 
 def check_gold(answer: str | None, extra: Mapping[str, Any], config: Config) -> str | None:
     return None if answer != "bad" else "it says bad"
+
+
+def _spin(_: str) -> float:
+    while True:
+        pass
+
+
+def _sleep(_: str) -> float:
+    time.sleep(1000)
+    return 1.0
+
+
+def _raise(_: str) -> float:
+    raise ZeroDivisionError("nothing to divide by")
+
+
+def _print_and_read(_: str) -> float:
+    sys.stdout.write("noise\n")
+    sys.stdout.flush()
+    return float(len(sys.stdin.read()) + 1)
+
+
+def _die_once(marker: str) -> float:
+    if not Path(marker).exists():
+        Path(marker).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 1.0
+
+
+def _leave_child(note: str) -> float:
+    child = subprocess.Popen(["sleep", "1000"])
+    Path(note).write_text(str(child.pid))
+    return _sleep("")
+
+
+def _note_pid(note: str) -> float:
+    Path(note).write_text(str(os.getpid()))
+    return _sleep("")
+
+
+ACTS: dict[str, Callable[[str], float]] = {
+    "spin": _spin,
+    "spin_in_c": lambda _: float(9**9**9 % 2),
+    "sleep": _sleep,
+    "bomb": lambda _: float(len([bytearray(64 << 20) for _ in range(1000)])),
+    "raise": _raise,
+    "nan": lambda _: float("nan"),
+    "print": _print_and_read,
+    "exit": lambda _: sys.exit(3),
+    "segfault": lambda _: float(bool(os.kill(os.getpid(), signal.SIGSEGV))),
+    "die_once": _die_once,
+    "leave_child": _leave_child,
+    "pid": _note_pid,
+}
