@@ -207,7 +207,7 @@ def test_evaluation_may_sample_otherwise_than_training(engine: Child) -> None:
 
 def test_a_prefill_beyond_the_token_budget_is_not_cut(engine: Child) -> None:
     # 128 different prompts of 90 tokens are 11,520 tokens; one step of the engine takes 8,192.
-    groups = [[f"g{row}", [3 + row % 60] * 89 + [row // 60], row] for row in range(128)]
+    groups = [[f"g{row}", [3 + row % 60, row // 60] + [9] * 88, row] for row in range(128)]
     sampling = SAMPLING | {"group_size": 1, "stop_token_ids": []}
     drawn = engine("submit", groups=groups, sampling=sampling)
     assert [len(one["token_ids"]) for [one] in drawn] == [6] * 128
