@@ -7,9 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
+from infra.home import home
+from storage.objects import cache_path
 from storage.opening import open_store
 from storage.store_config import StoreConfig
 from tasks.train import engine as train_engine
@@ -178,11 +182,12 @@ def loaded_logits(directory: Path, token_ids: list[int]) -> list[list[float]]:
         return model(torch.tensor([token_ids])).logits[0].float().tolist()
 
 
-def open_engine(name: str, config: TrainConfig, model_dir: Path, home: Path) -> list[int]:
+def open_engine(name: str, config: TrainConfig, model_dir: Path, scratch: Path) -> list[int]:
     """Starts a trainer; returns its ranks' process ids."""
-    scratch = home / "scratch" / name
+    scratch = scratch / name
     scratch.mkdir(parents=True, exist_ok=True)
-    workspace = Workspace(cache=home / "cache", scratch=scratch)
+    # The product's own cache: compiled ops take a minute to make.
+    workspace = Workspace(cache=home() / "cache", scratch=scratch)
     engine = train_engine.start(
         config.model_dump(mode="json"), model_dir=model_dir, workspace=workspace
     )
@@ -199,6 +204,22 @@ def engine(name: str, method: str, *positional: Any, **named: Any) -> Any:
     """Calls a trainer, or reads one of its properties."""
     found = getattr(ENGINES[name][0], method)
     return found(*positional, **named) if callable(found) else found
+
+
+def masters(directory: Path) -> dict[str, np.ndarray]:
+    """Returns the float32 masters in a snapshot directory."""
+    found: dict[str, np.ndarray] = {}
+    for path in directory.glob("*.safetensors"):
+        for key, value in load_file(path).items():
+            if key.startswith("master/"):
+                found[key] = value.numpy()
+    return found
+
+
+def forget_cached(digests: list[str]) -> None:
+    """Drops objects from this host's cache."""
+    for digest in digests:
+        cache_path(home() / "cache", digest).unlink(missing_ok=True)
 
 
 def run_stage(name: str, store_uri: str, request: Any) -> Any:
