@@ -1,15 +1,12 @@
 """From completion token ids to the text that is graded."""
 
 import functools
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-# transformers reads this when it is imported, and else warns that torch, unused here, is missing.
-os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-
-from transformers import AutoTokenizer
+# Not transformers: its import costs seconds in every process that may grade, and a fast
+# tokenizer decodes with nothing but this file.
+from tokenizers import Tokenizer
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -22,20 +19,19 @@ def open_decoder(tokenizer_dir: Path) -> Decode:
     """Returns the function from ids to text that keeps special tokens; loaded once per directory.
 
     Raises:
-        ValueError: no usable tokenizer in `tokenizer_dir`.
+        ValueError: no usable tokenizer.json in `tokenizer_dir`.
     """
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_dir, local_files_only=True)
-    except (OSError, ValueError) as error:
+    path = tokenizer_dir / "tokenizer.json"
+    if not path.is_file():
         raise ValueError(
-            f"The model directory {tokenizer_dir} has no tokenizer that can be read: "
-            f"{' '.join(str(error).split())} Expected tokenizer.json and tokenizer_config.json."
-        ) from error
+            f"The model directory {tokenizer_dir} has no tokenizer.json. Expected one, to decode "
+            "completions: load the tokenizer with transformers' AutoTokenizer and save it there "
+            "with save_pretrained."
+        )
+    tokenizer = Tokenizer.from_file(str(path))
 
     def decode(token_ids: Sequence[int]) -> str:
-        return tokenizer.decode(
-            token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
+        return tokenizer.decode(token_ids, skip_special_tokens=False)
 
     return decode
 

@@ -36,7 +36,6 @@ PACKAGES = (
     "math-verify",
     "latex2sympy2_extended",
     "sympy",
-    "transformers",
     "tokenizers",
     "pyarrow",
     "pydantic",
@@ -68,7 +67,7 @@ def run(
             shards do not belong together.
         Transient: the grading processes do not start.
         Corrupt: samples, prompts or tokenizer are not what their references name.
-        ValueError: no usable tokenizer.
+        ValueError: no usable tokenizer.json.
     """
     found = find_record(store, request.scope, stage=request.stage, request_digest=request.digest())
     if found is not None:

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from rewards import exact
 from rewards.contract import RewardInput
@@ -39,6 +40,16 @@ def test_completion_of_the_end_mark_alone_is_empty_text(tmp_path: Path) -> None:
     assert completion_text(ids, stop_token_id=ids[0], decode=open_decoder(tmp_path)) == ""
 
 
+@pytest.mark.parametrize("special_tags", [True, False])
+def test_decoding_agrees_with_transformers(tmp_path: Path, special_tags: bool) -> None:
+    tokenizer = write_tokenizer(tmp_path, special_tags=special_tags)
+    ids = tokenizer.encode(f"{TAGGED} , it 's . {END}").ids
+    theirs = AutoTokenizer.from_pretrained(tmp_path).decode(
+        ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+    assert open_decoder(tmp_path)(ids) == theirs
+
+
 def test_directory_without_tokenizer_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no tokenizer that can be read"):
+    with pytest.raises(ValueError, match=r"has no tokenizer\.json"):
         open_decoder(tmp_path / "empty")
