@@ -125,12 +125,12 @@ def commits(store: ObjectStore, run: str, *, start: int = 0) -> Iterator[tuple[S
 
     Raises:
         NotFound: no such run, or the step before `start` is not committed.
-        Corrupt: the chain breaks; the message names the step.
+        Corrupt: the chain breaks or has a hole; the message names the step.
     """
     expected = read_run(store, run)[1] if start == 0 else read_commit(store, run, start - 1)[1]
-    step = start
-    while (found := _commit_or_none(store, run, step)) is not None:
-        commit, digest = found
+    newest = head(store, run)
+    for step in range(start, newest[0].step + 1 if newest else 0):
+        commit, digest = _commit_below_head(store, run, step)
         if commit.previous != expected:
             raise Corrupt(
                 f"The chain of run {run!r} breaks at step {step}: its commit names "
@@ -138,7 +138,7 @@ def commits(store: ObjectStore, run: str, *, start: int = 0) -> Iterator[tuple[S
                 "was changed."
             )
         yield commit, digest
-        expected, step = digest, step + 1
+        expected = digest
 
 
 def find_record(
@@ -158,6 +158,7 @@ def find_record(
     record = _parse(StageRecord, payload, key)
     _check_request(record, key)
     _expect(record.request_digest == request_digest, key, request_digest, record.request_digest)
+    _expect(record.stage == stage, key, f"stage {stage}", f"stage {record.stage}")
     return record
 
 
@@ -299,11 +300,14 @@ def _previous_digest(store: ObjectStore, commit: StepCommit) -> str:
     return read_commit(store, commit.run, commit.step - 1)[1]
 
 
-def _commit_or_none(store: ObjectStore, run: str, step: int) -> tuple[StepCommit, str] | None:
+def _commit_below_head(store: ObjectStore, run: str, step: int) -> tuple[StepCommit, str]:
     try:
         return read_commit(store, run, step)
-    except NotFound:
-        return None
+    except NotFound as error:
+        raise Corrupt(
+            f"The chain of run {run!r} breaks at step {step}: {commit_key(run, step)} is gone, but "
+            "later steps are committed. Restore it from a copy of the store."
+        ) from error
 
 
 def _exists(store: ObjectStore, key: str) -> bool:

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from storage.errors import Corrupt
+from storage.errors import Corrupt, Unavailable
 from storage.object_store import ObjectStore
 from storage.records import ObjectRef, sha256_hex
 
@@ -57,18 +57,18 @@ def fetch_file(store: ObjectStore, ref: ObjectRef, *, cache: Path) -> Path:
     Raises:
         NotFound: it is in neither.
         Corrupt: the store holds other bytes than those that `ref` names.
+        Unavailable: the store cannot be reached, or the cache cannot be written.
     """
     path = cache_path(cache, ref.sha256)
     if path.is_file() and file_sha256(path) == ref.sha256:
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    landing = path.with_name(f".{uuid.uuid4().hex}")
     try:
-        store.download(ref.key, landing)
-        _check(store, ref, num_bytes=landing.stat().st_size, sha256=file_sha256(landing))
-        landing.replace(path)
-    finally:
-        landing.unlink(missing_ok=True)
+        _download(store, ref, path)
+    except OSError as error:
+        raise Unavailable(
+            f"The cache {cache} cannot keep {ref.key} ({ref.num_bytes} bytes): {error.strerror}. "
+            "Free space there (all of it may be deleted), then resume."
+        ) from error
     return path
 
 
@@ -121,6 +121,17 @@ def file_sha256(path: Path) -> str:
     """Returns the lower-case hex sha256 of a file; the hashing lets other threads run."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _download(store: ObjectStore, ref: ObjectRef, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    landing = path.with_name(f".{uuid.uuid4().hex}")
+    try:
+        store.download(ref.key, landing)
+        _check(store, ref, num_bytes=landing.stat().st_size, sha256=file_sha256(landing))
+        landing.replace(path)
+    finally:
+        landing.unlink(missing_ok=True)
 
 
 def _check(store: ObjectStore, ref: ObjectRef, *, num_bytes: int, sha256: str) -> None:

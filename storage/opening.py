@@ -3,15 +3,18 @@
 Knows no vendor: what a scheme means is the backend's.
 """
 
+import logging
 import uuid
 
 from storage.backends import BACKENDS
 from storage.backends.local import create_directory
 from storage.backends.s3 import create_bucket as create_s3_bucket
-from storage.errors import AlreadyExists, CommitConflict, Unsuitable
+from storage.errors import AlreadyExists, CommitConflict, StorageError, Unsuitable
 from storage.layout import probe_prefix, runs_prefix
 from storage.object_store import ObjectStore
 from storage.store_config import StoreConfig
+
+_log = logging.getLogger(__name__)
 
 STALE_AFTER_S = 3600.0
 """An unfinished upload this old belongs to a dead writer; a living one takes minutes."""
@@ -35,8 +38,16 @@ def open_store(config: StoreConfig, *, writing: bool) -> ObjectStore:
     next(iter(store.list(runs_prefix())), None)
     if writing:
         probe(store)
-        store.sweep("", older_than_s=STALE_AFTER_S)
+        _sweep(store)
     return store
+
+
+def _sweep(store: ObjectStore) -> None:
+    """What is left unfinished costs space only, so keys that may not list it are good enough."""
+    try:
+        store.sweep("", older_than_s=STALE_AFTER_S)
+    except StorageError as error:
+        _log.info("Unfinished uploads in %s were not looked for: %s", store.uri, error)
 
 
 def create_bucket(config: StoreConfig) -> None:

@@ -70,7 +70,7 @@ def create_bucket(config: StoreConfig) -> None:
     Raises:
         Unavailable: not reachable, or not allowed.
     """
-    client = _client(boto3.session.Session(), config, num_tries=NUM_BULK_TRIES, signed=True)
+    client = _client(_session(config), config, num_tries=NUM_BULK_TRIES, signed=True)
     region = client.meta.region_name
     # us-east-1 is the one region that may not be named here.
     options: dict[str, Any] = (
@@ -102,7 +102,7 @@ class S3Store:
         self._bucket = config.bucket
         self._prefix = f"{config.prefix}/" if config.prefix else ""
         # Parts and shards carry their own sha256 in a record; commits are signed with theirs.
-        session = boto3.session.Session()
+        session = _session(config)
         self._bulk = _client(session, config, num_tries=NUM_BULK_TRIES, signed=False)
         self._single = _client(session, config, num_tries=1, signed=True)
 
@@ -338,7 +338,7 @@ class S3Store:
 
     def _unknown(self, key: str) -> CommitUnknown:
         return CommitUnknown(
-            f"The answer to a conditional put of {key} in {self.uri} was lost, and reading it "
+            f"The answer to a put of {key} in {self.uri} was lost, and reading it "
             "back did not settle whether it stands. Read it again before acting."
         )
 
@@ -361,6 +361,13 @@ class S3Store:
             if writing and kind_of(error) in (LOST, TRY_AGAIN):
                 raise self._unknown(key) from error
             raise explain(error, self._config, key=key) from error
+
+
+def _session(config: StoreConfig) -> boto3.session.Session:
+    try:
+        return boto3.session.Session()
+    except BotoCoreError as error:
+        raise explain(error, config, key="") from error
 
 
 def _client(

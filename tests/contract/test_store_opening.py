@@ -13,6 +13,7 @@ import pytest
 from storage.backends import local, s3
 from storage.errors import NotFound, Unavailable
 from storage.object_store import ObjectStore
+from storage.objects import fetch_file, put_object
 from storage.opening import create_bucket, open_store
 from storage.store_config import StoreConfig
 
@@ -192,6 +193,23 @@ def test_a_full_disk_is_said_and_leaves_nothing_half_written(tmp_path: Path) -> 
                 write()
         assert [listed.key for listed in store.list("")] == ["first"]
         store.put("second", b"x" * (1 << 19))
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_cache_is_said_and_is_not_the_stores_fault(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode != 0:
+        pytest.skip("mounting is not allowed here")
+    try:
+        store = open_store(StoreConfig(uri=str(tmp_path / "store")), writing=True)
+        ref = put_object(store, "big", b"x" * (4 << 20))
+        with pytest.raises(Unavailable, match=r"The cache .* cannot keep big"):
+            fetch_file(store, ref, cache=disk)
+        assert [path for path in disk.rglob("*") if path.is_file()] == []
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 

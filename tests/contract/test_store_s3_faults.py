@@ -237,6 +237,23 @@ def test_an_endpoint_that_is_no_url_is_named() -> None:
         open_store(StoreConfig(uri="s3://bucket", endpoint="not-a-url"), writing=False)
 
 
+def test_an_unknown_profile_is_named(monkeypatch: pytest.MonkeyPatch, fake: FakeS3) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(Unavailable, match="nobody"):
+        open_store(config_of(fake), writing=True)
+
+
+def test_keys_that_may_not_list_uploads_are_good_enough(fake: FakeS3) -> None:
+    def misbehave(answering: Answering) -> bool:
+        refused = "uploads" in answering.path
+        if refused:
+            answering.fail(403, "AccessDenied")
+        return refused
+
+    fake.misbehave = misbehave
+    open_store(config_of(fake), writing=True).put("a", b"x")
+
+
 def test_missing_credentials_are_named(monkeypatch: pytest.MonkeyPatch, fake: FakeS3) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
