@@ -1,5 +1,6 @@
 """Starts the S3 servers that the store's tests run against, and ends them by pid."""
 
+import ctypes
 import json
 import os
 import signal
@@ -79,13 +80,23 @@ def seaweed_server(folder: Path) -> Iterator[str]:
     endpoint = f"http://127.0.0.1:{s3}"
     with (folder / "weed.log").open("wb") as log:
         server = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
         )
         try:
             _await_bucket(StoreConfig(uri=f"s3://{BUCKET}", endpoint=endpoint), server)
             yield endpoint
         finally:
             _end(server)
+
+
+def _die_with_parent() -> None:
+    """Tests that are killed leave no server behind (Linux: PR_SET_PDEATHSIG is 1)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _await_bucket(config: StoreConfig, server: "subprocess.Popen[bytes]") -> None:
