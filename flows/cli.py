@@ -151,8 +151,10 @@ def export(
 
 
 def _cause(error: BaseException) -> str:
+    from flows.config import in_one_line
+
     if isinstance(error, ValidationError):
-        return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        return in_one_line(error)
     return str(error) or type(error).__name__
 
 

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tasks.prompts.contract import PromptsConfig
+from tasks.prompts.opening import check_options
 from tasks.reward.contract import RewardConfig
 from tasks.rollout.contract import RolloutConfig
 from tasks.train.algorithms import ALGORITHMS
@@ -73,10 +74,29 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="after")
     def _stages_fit_together(self) -> "RunConfig":
+        _check_data_sets(self)
         _check_group_size(self)
         _check_batch(self)
         _check_lengths(self)
         return self
+
+
+def _check_data_sets(config: RunConfig) -> None:
+    try:
+        check_options(config.prompts)
+    except ValidationError as error:
+        raise ValueError(f"prompts.datasets: {in_one_line(error)}") from error
+
+
+def in_one_line(error: ValidationError) -> str:
+    """Returns what pydantic found wrong, field by field, for a person."""
+    parts: list[str] = []
+    for found in error.errors():
+        where = ".".join(str(part) for part in found["loc"])
+        text = found["msg"].removeprefix("Value error, ").rstrip(".")
+        value = "" if isinstance(found["input"], dict) else f" (found {found['input']!r})"
+        parts.append(f"{where}: {text}{value}" if where else text)
+    return "; ".join(parts) + "."
 
 
 def _check_group_size(config: RunConfig) -> None:
@@ -86,7 +106,10 @@ def _check_group_size(config: RunConfig) -> None:
             f"train.algorithm.kind is {config.train.algorithm.kind!r}. "
             f"Expected one of: {', '.join(sorted(ALGORITHMS))}."
         )
-    algorithm.Config.model_validate(config.train.algorithm.options)
+    try:
+        algorithm.Config.model_validate(config.train.algorithm.options)
+    except ValidationError as error:
+        raise ValueError(f"train.algorithm.options: {in_one_line(error)}") from error
     if config.rollout.group_size < 2:
         raise ValueError(
             f"rollout.group_size is {config.rollout.group_size}, but "

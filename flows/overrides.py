@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from flows.config import RunConfig
+from flows.config import RunConfig, in_one_line
 
 
 def with_overrides(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
@@ -32,18 +32,12 @@ def validated(values: dict[str, Any]) -> RunConfig:
     """Returns the RunConfig of plain values.
 
     Raises:
-        ValueError: one line per field that does not fit.
+        ValueError: names every field that does not fit, in one line.
     """
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        lines = [
-            f"{'.'.join(str(part) for part in found['loc']) or 'config'}: "
-            f"{found['msg'].removeprefix('Value error, ')}"
-            + (f" Found {found['input']!r}." if not isinstance(found["input"], dict) else "")
-            for found in error.errors()
-        ]
-        raise ValueError("The config does not work. " + " | ".join(lines)) from error
+        raise ValueError(f"The config does not work. {in_one_line(error)}") from error
 
 
 def _parse(text: str) -> Any:

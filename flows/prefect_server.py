@@ -8,12 +8,19 @@ from prefect.logging.handlers import APILogHandler, PrefectConsoleHandler
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+    PREFECT_SERVER_ANALYTICS_ENABLED,
+    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
     PREFECT_UI_URL,
     temporary_settings,
 )
 
 from infra.services import local_services
 
+TEMPORARY_SERVER = {
+    PREFECT_SERVER_ANALYTICS_ENABLED: False,
+    # Its start takes 15 to 20 s on a quiet machine; the default limit is 20 s.
+    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: 120,
+}
 PACKAGES = ("flows", "tasks", "storage", "rewards")
 
 
@@ -26,7 +33,8 @@ def prefect_server() -> Iterator[None]:
     """
     local = local_services()
     api_url = PREFECT_API_URL.value() or (local.prefect_api_url if local else None)
-    with temporary_settings({PREFECT_API_URL: api_url} if api_url else {}), _quiet_console():
+    server = {PREFECT_API_URL: api_url} if api_url else TEMPORARY_SERVER
+    with temporary_settings(server), _quiet_console():
         yield
 
 
