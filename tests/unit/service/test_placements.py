@@ -1,0 +1,48 @@
+"""A stage gives the same answers and the same errors wherever its placement puts it."""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from infra.home import engines_python
+from storage.opening import open_store
+from tasks.client import Child, ChildSpec, InProcess, StageClient
+from tasks.errors import Permanent, Transient
+from tasks.workspace import Workspace
+from tests.unit.service import echo_stage
+from tests.unit.service.echo_stage import EchoRequest, EchoResult
+
+PYTHONS = {"controller": sys.executable, "engines": engines_python()}
+
+
+@pytest.fixture(params=["in process", "child of controller", "child of engines"])
+def client(
+    request: pytest.FixtureRequest, echo_spec: Callable[..., ChildSpec], workspace: Workspace
+) -> Iterator[StageClient]:
+    spec = echo_spec()
+    if request.param == "in process":
+        engine = echo_stage.start(spec.config, model_dir=workspace.cache, workspace=workspace)
+        store = open_store(spec.store, writing=False)
+        yield InProcess(echo_stage, store=store, engine=engine, workspace=workspace)
+        engine.rank.kill()
+        engine.rank.wait()
+        return
+    python = PYTHONS[request.param.removeprefix("child of ")]
+    with Child(replace(spec, python=python), workspace=workspace) as child:
+        yield child
+
+
+def test_answers_are_alike(client: StageClient) -> None:
+    awkward = 'a "quote", a newline\n, 7\u00d78 and \U0001f9ee'
+    assert client.run(EchoRequest(text=awkward), EchoResult).text == awkward
+
+
+def test_errors_are_alike(client: StageClient) -> None:
+    with pytest.raises(Transient) as transient:
+        client.run(EchoRequest(do="unavailable"), EchoResult)
+    with pytest.raises(Permanent) as permanent:
+        client.run(EchoRequest(do="corrupt"), EchoResult)
+    assert str(transient.value) == "Unavailable: the store is out of reach"
+    assert str(permanent.value) == "Corrupt: runs/a/b does not match its digest"
