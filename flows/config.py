@@ -88,15 +88,19 @@ def _check_data_sets(config: RunConfig) -> None:
         raise ValueError(f"prompts.datasets: {in_one_line(error)}") from error
 
 
+_WORDS = {"extra_forbidden": "there is no such setting"}
+
+
 def in_one_line(error: ValidationError) -> str:
     """Returns what pydantic found wrong, field by field, for a person."""
     parts: list[str] = []
     for found in error.errors():
         where = ".".join(str(part) for part in found["loc"])
-        text = found["msg"].removeprefix("Value error, ").rstrip(".")
+        text = _WORDS.get(found["type"], found["msg"].removeprefix("Value error, "))
         value = "" if isinstance(found["input"], dict) else f" (found {found['input']!r})"
         parts.append(f"{where}: {text}{value}" if where else text)
-    return "; ".join(parts) + "."
+    line = "; ".join(part.rstrip(".") for part in parts)
+    return line if line.endswith("?") else f"{line}."
 
 
 def _check_group_size(config: RunConfig) -> None:

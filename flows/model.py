@@ -1,6 +1,7 @@
 """The base model on this host: found or made, checked, and measured, before an engine starts."""
 
 import hashlib
+import importlib.util
 import json
 import re
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 from flows.config import RunConfig
 from flows.progress import Watcher
 from infra.home import engines_python, home
+from tasks.train.origins import BUILTIN
 
 WEIGHT_FILES = re.compile(r".*\.(safetensors|bin|pt|pth|gguf|h5|msgpack)(\.index\.json)?$")
 
@@ -30,7 +32,8 @@ class ModelFacts:
 def base_model(config: RunConfig, *, watcher: Watcher) -> Path:
     """Returns the directory of the base model, making or fetching it if need be.
 
-    Models that we make are cached under the home directory by what made them.
+    Models that we make are cached under the digest of the code that makes them; others, from a
+    hub, under their name.
 
     Raises:
         ValueError: there is no such model; the message is the origin's own.
@@ -38,12 +41,20 @@ def base_model(config: RunConfig, *, watcher: Watcher) -> Path:
     path = config.model.path
     if not path.startswith("builtin:") and Path(path).expanduser().is_dir():
         return Path(path).expanduser().resolve()
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", path)
-    directory = home() / "cache" / "models" / safe
+    directory = home() / "cache" / "models" / _cache_name(path)
     if not directory.exists():
         watcher.begin(f"model {path}: making it (once per machine)")
         _origins(config, path, str(directory), watcher=watcher)
     return directory
+
+
+def _cache_name(path: str) -> str:
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", path)
+    maker = BUILTIN.get(path.removeprefix("builtin:"))
+    spec = importlib.util.find_spec(maker) if maker and path.startswith("builtin:") else None
+    if spec is None or spec.origin is None:
+        return safe
+    return f"{safe}-{hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()[:12]}"
 
 
 def check_model(config: RunConfig, directory: Path, *, watcher: Watcher) -> ModelFacts:

@@ -21,6 +21,7 @@ from flows.step import step
 from flows.stores import resolve_store
 from flows.topologies import TOPOLOGIES
 from infra.home import home
+from storage.layout import run_prefix
 from storage.leases import hold
 from storage.ledger import head, read_evals, read_run
 from storage.object_store import ObjectStore
@@ -143,11 +144,19 @@ def advance(
     with (
         watching(run, first=first, last=last) as watcher,
         controller_settings(),
-        hold(opened, run, "controller"),
+        _held(opened, run),
         _open_session(opened, store_config, run, watcher, last) as session,
     ):
         _advance_session(session, last)
     return run_url(flow_run.get_id())
+
+
+@contextmanager
+def _held(store: ObjectStore, run: str) -> Iterator[None]:
+    """Holds the controller's lease; what uploads a dead controller left open are given up."""
+    with hold(store, run, "controller"):
+        store.sweep(run_prefix(run), older_than_s=0)
+        yield
 
 
 @contextmanager

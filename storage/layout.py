@@ -59,6 +59,11 @@ def runs_prefix() -> str:
     return "runs/"
 
 
+def run_prefix(run: str) -> str:
+    """Where everything of a run lies."""
+    return f"runs/{run}/"
+
+
 def run_key(run: str) -> str:
     """The RunRecord."""
     return f"runs/{run}/run.json"
