@@ -29,7 +29,7 @@ def main() -> int:
     if not arguments.check and arguments.name is None:
         parser.error("a model NAME is needed, unless --check is given")
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")
     try:
         _work(arguments)
     except (Permanent, OSError, ValueError) as error:

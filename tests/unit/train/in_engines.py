@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 from infra.home import home
 from storage.objects import cache_path
 from storage.opening import open_store
+from storage.policies import policy_digest
 from storage.store_config import StoreConfig
 from tasks.train import engine as train_engine
 from tasks.train import stage
@@ -24,6 +25,8 @@ from tasks.train.batching import build, divide_rows, pack_rows
 from tasks.train.contract import TrainConfig, TrainSample
 from tasks.train.model import Learner, refuse_unsupported
 from tasks.train.model import build as build_model
+from tasks.train.origins import addition
+from tasks.train.origins.checking import check
 from tasks.workspace import Workspace
 
 ENGINES: dict[str, Any] = {}
@@ -214,6 +217,40 @@ def masters(directory: Path) -> dict[str, np.ndarray]:
             if key.startswith("master/"):
                 found[key] = value.numpy()
     return found
+
+
+def check_error(directory: Path) -> str:
+    """Returns why a model directory is refused."""
+    try:
+        check(directory)
+    except train_engine.Permanent as error:
+        return str(error)
+    return ""
+
+
+def save_addition_tokenizer(directory: Path) -> None:
+    """Saves a tokenizer of 14 tokens beside a model."""
+    addition.make_tokenizer().save_pretrained(directory)
+
+
+def addition_pairs() -> list[tuple[int, int]]:
+    """Returns what the supervised start draws from."""
+    return addition.training_pairs()
+
+
+def addition_tokens(text: str) -> dict:
+    """Returns a text's token ids, the text back from them, and the size of the vocabulary."""
+    tokenizer = addition.make_tokenizer()
+    ids = tokenizer.encode(text)
+    return {"ids": ids, "text": tokenizer.decode(ids), "size": len(tokenizer)}
+
+
+def short_supervised_start(directory: Path) -> str:
+    """Returns the digest of the addition model after a few steps of its supervised start."""
+    steps, addition._STEPS = addition._STEPS, 5
+    addition.make("builtin:addition", directory, threads=1, say=lambda line: None)
+    addition._STEPS = steps
+    return policy_digest(directory)
 
 
 def forget_cached(digests: list[str]) -> None:
