@@ -10,6 +10,7 @@ Dimensions: `R` rows, `T` positions of the longest row, `N` completion tokens of
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -200,7 +201,7 @@ def _predicting_positions(rows: Sequence[Row]) -> tuple[NDArray[np.int64], NDArr
     return np.array(rows_N, dtype=np.int64), np.array(columns_N, dtype=np.int64)
 
 
-def _join(lists: Sequence[Sequence[float]], dtype: type) -> NDArray:
+def _join(lists: Sequence[Sequence[float]], dtype: type) -> NDArray[Any]:
     return np.concatenate([np.asarray(values, dtype=dtype) for values in lists])
 
 

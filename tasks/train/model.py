@@ -46,7 +46,9 @@ class Learner(nn.Module):
             use_cache=False,
         ).last_hidden_state
         hidden_N = hidden_RT[rows["rows"], rows["columns"]]
-        logits_N_V = self.causal_lm.get_output_embeddings()(hidden_N).float()
+        lm_head = self.causal_lm.get_output_embeddings()
+        assert lm_head is not None
+        logits_N_V = lm_head(hidden_N).float()
         return logits_N_V if temperature == 1.0 else logits_N_V / temperature
 
 

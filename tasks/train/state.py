@@ -109,7 +109,7 @@ def tensor_digests(tensors: dict[str, Tensor]) -> dict[str, str]:
     digests: dict[str, str] = {}
     for key, value in tensors.items():
         sha = hashlib.sha256(f"{value.dtype} {list(value.shape)} ".encode())
-        sha.update(memoryview(value.view(-1).view(torch.uint8).numpy()))
+        sha.update(value.view(-1).view(torch.uint8).numpy().data)
         digests[key] = sha.hexdigest()
     return digests
 

@@ -52,9 +52,11 @@ class Rank:
         self._rank = rank
         torch.set_num_threads(self._config.threads)
         torch.manual_seed(_STARTING_SEED)
-        get_accelerator().set_device(rank)
+        accelerator = get_accelerator()
+        assert accelerator is not None
+        accelerator.set_device(rank)
         deepspeed.init_distributed(
-            get_accelerator().communication_backend_name(), auto_mpi_discovery=False, verbose=False
+            accelerator.communication_backend_name(), auto_mpi_discovery=False, verbose=False
         )
         causal_lm = build(Path(model_dir))
         if self._config.gradient_checkpointing:
@@ -63,7 +65,7 @@ class Rank:
         buffers = float_buffers(learner)
         self._engine = _deepspeed_engine(learner, self._config)
         put_buffers(self._engine.module, buffers)
-        self._device = torch.device(get_accelerator().current_device_name())
+        self._device = torch.device(accelerator.current_device_name())
         self._tied = tied_names(causal_lm)
         self._params = parameters_by_name(causal_lm)
         self._model_config = causal_lm.config
@@ -225,7 +227,9 @@ def _deepspeed_engine(learner: Learner, config: TrainConfig) -> Any:
         },
     }
     engine, _, _, _ = deepspeed.initialize(
-        model=learner, model_parameters=list(learner.parameters()), config=settings
+        model=learner,
+        model_parameters=list(learner.parameters()),  # pyright: ignore[reportArgumentType]
+        config=settings,
     )
     return engine
 

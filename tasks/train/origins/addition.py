@@ -5,7 +5,6 @@ The supervised start of recipe `addition`: good enough that sampling finds right
 minute; the same bits on the same machine and thread count.
 """
 
-import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +45,7 @@ def make(name: str, directory: Path, *, threads: int, say: Callable[[str], None]
 
 def training_pairs() -> list[tuple[int, int]]:
     """Returns the 7,300 pairs of two-digit numbers that are not held out."""
-    pairs = list(itertools.product(range(10, 100), repeat=2))
+    pairs = [(left, right) for left in range(10, 100) for right in range(10, 100)]
     random.Random(0).shuffle(pairs)
     return pairs[NUM_HELD_OUT:]
 
@@ -106,7 +105,7 @@ def _batch(
     answers = [tokenizer.encode(str(left + right)[::-1]) for left, right in pairs]
     end = [tokenizer.eos_token_id]
     width = max(len(p) + len(a) + 1 for p, a in zip(prompts, answers, strict=True))
-    ids_ST = torch.full((len(pairs), width), tokenizer.pad_token_id)
+    ids_ST = torch.full((len(pairs), width), VOCABULARY.index(PAD))
     labels_ST = torch.full((len(pairs), width), _IGNORED)
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         text = torch.tensor([*prompt, *answer, *end])

@@ -41,5 +41,6 @@ def make(name: str, directory: Path, *, threads: int, say: Callable[[str], None]
     )
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=_FILE)
     say("SmolLM2-135M-Instruct: saving")
-    model.to(torch.bfloat16).save_pretrained(directory)
+    model.to(torch.bfloat16)  # pyright: ignore[reportArgumentType]
+    model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
