@@ -352,11 +352,12 @@ def _completion(output: CompletionOutput) -> Completion:
         raise RuntimeError(f"vLLM ended a completion with {output.finish_reason!r}.")
     assert output.logprobs is not None
     token_ids = list(output.token_ids)
+    by_position = [at for at in output.logprobs if at is not None]
     stopped = output.finish_reason == "stop"
     return Completion(
         token_ids=token_ids,
         # By id: the first entry of a position's map is not always the sampled token.
-        logprobs=[at[token].logprob for at, token in zip(output.logprobs, token_ids, strict=True)],
+        logprobs=[at[token].logprob for at, token in zip(by_position, token_ids, strict=True)],
         finish_reason=output.finish_reason,
         stop_token_id=token_ids[-1] if stopped else None,
     )
