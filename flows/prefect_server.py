@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from prefect.logging.handlers import APILogHandler, PrefectConsoleHandler
 from prefect.settings import (
@@ -33,7 +34,7 @@ def prefect_server() -> Iterator[None]:
     """
     local = local_services()
     api_url = PREFECT_API_URL.value() or (local.prefect_api_url if local else None)
-    server = {PREFECT_API_URL: api_url} if api_url else TEMPORARY_SERVER
+    server: dict[Any, Any] = {PREFECT_API_URL: api_url} if api_url else TEMPORARY_SERVER
     with temporary_settings(server), _quiet_console():
         yield
 

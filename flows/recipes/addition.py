@@ -29,6 +29,9 @@ def addition() -> RunConfig:
         train=TrainConfig(
             learning_rate=5e-4,
             warmup_updates=10,
+            schedule="linear",
+            schedule_updates=200,
+            schedule_floor=0.1,
             micro_batch_tokens=4096,
             snapshot_every=20,
         ),

@@ -14,6 +14,13 @@ BF16_TOLERANCE = 0.5
 """In bfloat16 right weights differ from the learner by 0.24 at most, strangers by more than 1."""
 
 
+FLOAT32_NOISE = 1e-4
+"""What two float32 engines may differ by under a policy of ordinary logits."""
+
+SEPARATION = 4.0
+"""A swap that moved the probe by this many times the difference is told apart beyond doubt."""
+
+
 @dataclass(frozen=True)
 class NextToken:
     """The token that the engine decoded after a probe row, and what it thought of the learner's.
@@ -44,10 +51,18 @@ class Proven:
     reading: ProbeReading
 
 
-def tolerance_of(policy: PolicyRef, *, dtype: str, tolerance: float) -> float:
-    """Returns the tolerance that applies: `tolerance` if learner and engine compute in float32."""
-    both_float32 = dtype == "float32" and policy.dtype == "float32"
-    return tolerance if both_float32 else max(tolerance, BF16_TOLERANCE)
+def tolerance_of(policy: PolicyRef, *, dtype: str, tolerance: float, moved: float | None) -> float:
+    """Returns the difference that is allowed between engine and learner.
+
+    Where both compute in float32: `tolerance`, but no more than a quarter of what the swap moved,
+    down to ordinary noise. So a large update may differ by more (sharp policies amplify the last
+    bits of their logits), and a small one is still told apart from half a swap.
+    """
+    if dtype != "float32" or policy.dtype != "float32":
+        return max(tolerance, BF16_TOLERANCE)
+    if moved is None:
+        return tolerance
+    return min(tolerance, max(moved / SEPARATION, FLOAT32_NOISE))
 
 
 def prove(
@@ -70,18 +85,19 @@ def prove(
         reading: the engine's, taken after the swap.
         previous: the policy proven before this one, if any.
         dtype: what the engine computes in.
-        tolerance: most |logprob difference| in float32.
+        tolerance: most |logprob difference| in float32; see `tolerance_of`.
 
     Raises:
         Permanent: the two disagree, a stale cache was read, or nothing was swapped.
     """
-    allowed = tolerance_of(policy, dtype=dtype, tolerance=tolerance)
+    moved = _moved(policy, probe, reading, previous=previous)
+    allowed = tolerance_of(policy, dtype=dtype, tolerance=tolerance, moved=moved)
     found = _worst(probe, reading.logprobs_R_T)
     if not found.difference <= allowed:
         raise _refusal(policy, f"{found.text} Expected at most {allowed:g}.")
     for row, token in enumerate(reading.next_R):
         _check_next(policy, probe=probe, row=row, token=token, allowed=allowed)
-    separated = _check_moved(policy, probe, reading, previous=previous, allowed=allowed)
+    separated = moved is None or moved > allowed
     return WeightProof(
         kind="exact" if separated and allowed < BF16_TOLERANCE else "swap-only",
         policy_version=policy.version,
@@ -149,24 +165,23 @@ def _check_next(
         )
 
 
-def _check_moved(
-    policy: PolicyRef,
-    probe: Probe,
-    reading: ProbeReading,
-    *,
-    previous: Proven | None,
-    allowed: float,
-) -> bool:
-    """Checks that the weights changed, and returns whether the probe alone would have shown it."""
+def _moved(
+    policy: PolicyRef, probe: Probe, reading: ProbeReading, *, previous: Proven | None
+) -> float | None:
+    """Returns how far the previous reading is from this probe, None if nothing had to move.
+
+    Raises:
+        Permanent: another policy, but the reading did not move by a bit.
+    """
     if previous is None or previous.policy_digest == policy.digest:
-        return True
+        return None
     if reading.logprobs_R_T == previous.reading.logprobs_R_T:
         raise _refusal(
             policy,
             f"the probe reads bit for bit as it did under policy {previous.policy_digest[:12]}, "
             "so nothing was swapped. Expected another reading for another digest.",
         )
-    return _worst(probe, previous.reading.logprobs_R_T).difference > allowed
+    return _worst(probe, previous.reading.logprobs_R_T).difference
 
 
 def _refusal(policy: PolicyRef, what: str) -> Permanent:

@@ -41,7 +41,9 @@ class TrainConfig(BaseModel):
     """Updates over which the rate rises linearly; a function of the update index alone."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     schedule_updates: Annotated[int, Field(gt=0)] | None = None
-    """Updates after which a `linear` or `cosine` schedule has reached zero."""
+    """Updates after which a `linear` or `cosine` schedule has reached its floor."""
+    schedule_floor: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the rate that a `linear` or `cosine` schedule ends at and keeps."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
     adam_eps: Annotated[float, Field(gt=0)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
@@ -78,7 +80,7 @@ class TrainConfig(BaseModel):
         if self.schedule != "constant" and self.schedule_updates is None:
             raise ValueError(
                 f"train.schedule is {self.schedule!r} but train.schedule_updates is not set. "
-                "Set it to the number of updates after which the rate is zero."
+                "Set it to the number of updates after which the rate is at its floor."
             )
         return self
 

@@ -17,6 +17,5 @@ def learning_rate(config: TrainConfig, update_index: int) -> float:
     assert config.schedule_updates is not None
     decaying = max(config.schedule_updates - config.warmup_updates, 1)
     done = min((update_index - config.warmup_updates) / decaying, 1.0)
-    if config.schedule == "linear":
-        return config.learning_rate * (1.0 - done)
-    return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * done))
+    left = 1.0 - done if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return config.learning_rate * (config.schedule_floor + (1.0 - config.schedule_floor) * left)

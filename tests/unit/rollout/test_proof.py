@@ -59,6 +59,25 @@ def test_a_difference_beyond_the_tolerance_is_refused_with_both_figures() -> Non
         proof_of(ProbeReading([[-1.0, -2.0002]], [NEXT]))
 
 
+def test_the_tolerance_is_a_quarter_of_what_the_swap_moved() -> None:
+    # The previous version read -2.002 where the learner says -2.0: moved 0.002, a quarter 0.0005.
+    before = Proven("b" * 64, ProbeReading([[-1.0, -2.002]], [NEXT]))
+    sharp = ProbeReading([[-1.0, -2.0004]], [NEXT])
+    arguments = {"probe": PROBE, "previous": before, "dtype": "float32", "tolerance": 1e-3}
+    proof = prove(policy("float32"), reading=sharp, **arguments)
+    assert (proof.kind, proof.tolerance) == ("exact", pytest.approx(5e-4))
+    half_swapped = ProbeReading([[-1.0, -2.0006]], [NEXT])
+    with pytest.raises(Permanent, match=r"Expected at most 0\.0005"):
+        prove(policy("float32"), reading=half_swapped, **arguments)
+
+
+def test_a_tiny_update_is_held_to_ordinary_noise() -> None:
+    before = Proven("b" * 64, ProbeReading([[-1.0, -2.0003]], [NEXT]))
+    arguments = {"probe": PROBE, "previous": before, "dtype": "float32", "tolerance": 1e-3}
+    proof = prove(policy("float32"), reading=RIGHT, **arguments)
+    assert (proof.kind, proof.tolerance) == ("exact", 1e-4)
+
+
 def test_a_nan_is_refused() -> None:
     with pytest.raises(Permanent, match=r"row 0, token 1: engine nan"):
         proof_of(ProbeReading([[float("nan"), -2.0]], [NEXT]))

@@ -25,3 +25,9 @@ def test_cosine_schedule_is_half_way_in_the_middle():
     assert found[0] == 1.0
     assert found[2] == pytest.approx(0.5)
     assert found[4] == pytest.approx(0.0)
+
+
+def test_a_schedule_keeps_its_floor():
+    # From 1 to 0.2 in four updates: 0.2 a quarter.
+    found = rates(7, schedule="linear", schedule_updates=4, schedule_floor=0.2)
+    assert found == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2])
