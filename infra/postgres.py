@@ -6,12 +6,14 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from hashlib import sha256
 from pathlib import Path
 
 from infra.daemons import Command, Daemon, ServiceError, spawn, stop, wait_until
 
 _START_LIMIT_S = 120.0
+_LEAVE_LIMIT_S = 20.0
 _SOCKET_NAME = ".s.PGSQL.5432"
 _MAX_SOCKET_PATH = 100  # The kernel takes 107 bytes.
 _SETTINGS = {
@@ -30,6 +32,7 @@ def start_postgres(directory: Path, *, log: Path) -> Daemon:
     """
     if not (directory / "PG_VERSION").exists():
         _make_database(directory)
+    _clear_stale_lock(directory)
     sockets = _socket_directory(directory)
     sockets.mkdir(mode=0o700, exist_ok=True)
     _give_to_server(sockets)
@@ -77,6 +80,39 @@ def _make_database(directory: Path) -> None:
             f"PostgreSQL cannot make its database in {directory}: {made.stderr.strip()}"
         )
     draft.rename(directory)
+
+
+def _clear_stale_lock(directory: Path) -> None:
+    """Removes the lock files of a killed server, once the last of its processes is gone.
+
+    PostgreSQL itself asks whether the pid exists, and a zombie or a recycled pid does.
+    """
+    locks = (
+        directory / "postmaster.pid",
+        _socket_directory(directory) / f"{_SOCKET_NAME}.lock",
+    )
+    if not any(lock.exists() for lock in locks):
+        return
+    deadline = time.monotonic() + _LEAVE_LIMIT_S
+    while _runs_in(directory):
+        if time.monotonic() > deadline:
+            raise ServiceError(
+                f"Another PostgreSQL server runs in {directory}. Stop it, then run `make up`."
+            )
+        time.sleep(0.05)
+    for lock in locks:
+        lock.unlink(missing_ok=True)
+
+
+def _runs_in(directory: Path) -> bool:
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            where = os.readlink(process / "cwd")
+        except OSError:  # It has just ended, is a zombie, or is another user's.
+            continue
+        if where == str(directory) and (process / "comm").read_text().strip() == "postgres":
+            return True
+    return False
 
 
 def _binaries() -> Path:
