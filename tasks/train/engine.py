@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.records import Metrics, Probe
-from tasks.errors import Permanent
+from tasks.errors import Permanent, Transient
 from tasks.train import build
 from tasks.train.algorithms import ALGORITHMS
 from tasks.train.batching import MicroBatch, divide_rows, pack_rows
@@ -69,17 +69,17 @@ class Engine:
 
     @property
     def state_id(self) -> str | None:
-        """Whose trainer state the engine holds; None if fresh or dirty."""
-        return self._state_id
+        """Whose trainer state the engine holds; None if fresh, dirty, or its ranks have ended."""
+        return self._state_id if self.pids else None
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the ranks."""
-        return self._ranks.pids if self._ranks else []
+        return self._ranks.pids if self._ranks and not self._ranks.closed else []
 
     def open(self) -> Ranks:
         """Returns the ranks, started if none run."""
-        if self._ranks is None:
+        if self._ranks is None or self._ranks.closed:
             extensions = build.ensure(self._workspace.cache)
             self._ranks = Ranks(
                 self._config,
@@ -91,11 +91,11 @@ class Engine:
 
     def configure(self, config: TrainConfig) -> None:
         """Takes another config; the state moves along, to other ranks if those must change."""
-        old, self._config = self._config, config
+        old, held, self._config = self._config, self.state_id, config
         if all(getattr(old, name) == getattr(config, name) for name in _BUILT_IN):
             return
         logger.info("train config changed; restarting the ranks")
-        held, directory = self._state_id, Path(tempfile.mkdtemp(dir=self._workspace.scratch))
+        directory = Path(tempfile.mkdtemp(dir=self._workspace.scratch))
         if held:
             self._call("save_snapshot", str(directory))
         self.close()
@@ -145,7 +145,7 @@ class Engine:
         totals: list[dict[str, float]] = []
         for index, update in enumerate(updates):
             batches = self._divide(update.samples, old)
-            answers = self._call_each(
+            answers = self._held().call_each(
                 "update",
                 batches,
                 learning_rate=update.learning_rate,
@@ -188,23 +188,14 @@ class Engine:
             self._ranks = None
 
     def _call(self, name: str, *positional: Any) -> list[Any]:
-        ranks = self._held()
-        try:
-            return ranks.call(name, *positional)
-        except BaseException:
-            self.close()
-            raise
-
-    def _call_each(self, name: str, parts: Sequence[Any], **named: Any) -> list[Any]:
-        ranks = self._held()
-        try:
-            return ranks.call_each(name, parts, **named)
-        except BaseException:
-            self.close()
-            raise
+        return self._held().call(name, *positional)
 
     def _held(self) -> Ranks:
-        assert self._ranks is not None, "initialise or restore comes first"
+        if self._ranks is None or self._ranks.closed:
+            raise Transient(
+                "The trainer has no ranks: they ended in an earlier call. Expected initialise or "
+                "restore first; the next attempt does that."
+            )
         return self._ranks
 
     def _score(
@@ -212,7 +203,9 @@ class Engine:
     ) -> dict[str, NDArray[np.float32]]:
         distinct = {sample.sample_id: sample for update in updates for sample in update.samples}
         batches = self._divide(list(distinct.values()), None)
-        return _by_sample(batches, self._call_each("score", batches, temperature=temperature))
+        return _by_sample(
+            batches, self._held().call_each("score", batches, temperature=temperature)
+        )
 
     def _divide(
         self, samples: Sequence[TrainSample], old: dict[str, NDArray[np.float32]] | None

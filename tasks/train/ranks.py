@@ -1,7 +1,7 @@
 """The trainer's processes: starts them, commands all of them at once, ends all of them at once.
 
 A command is a collective: every rank gets it, and none may be left waiting for another. So when
-one fails, all end.
+one fails, all end; what all of them refuse alike, they survive.
 """
 
 import logging
@@ -51,6 +51,7 @@ class Ranks:
             _launch(environment, log_dir / f"rank-{rank}.log")
             for rank, environment in enumerate(environments)
         ]
+        self._closed = False
         fields = config.model_dump(mode="json")
         arguments = [
             {"model_dir": str(model_dir), "config": fields, "rank": rank}
@@ -67,8 +68,8 @@ class Ranks:
         """Returns every rank's answer to one command with the same arguments.
 
         Raises:
-            Permanent: a rank refused, or failed in a way that a retry repeats.
-            Transient: a rank died. All ranks have ended then.
+            Permanent: the ranks refused, or one failed in a way that a retry repeats.
+            Transient: a rank died. All have ended after a death or failure.
         """
         return self._call(name, [(positional, named)] * len(self._members))
 
@@ -80,8 +81,14 @@ class Ranks:
         """
         return self._call(name, [((part,), named) for part in parts])
 
+    @property
+    def closed(self) -> bool:
+        """Whether the ranks have ended: after `close`, or after a call that failed."""
+        return self._closed
+
     def close(self) -> None:
         """Ends all ranks. Safe to call twice."""
+        self._closed = True
         for member in self._members:
             member.connection.close()
         for member in self._members:
@@ -89,30 +96,28 @@ class Ranks:
 
     def _call(self, name: str, arguments: Sequence[tuple[Any, Any]]) -> list[Any]:
         try:
-            return self._exchange(name, arguments)
+            answers = self._exchange(name, arguments)
         except BaseException:
             # An answer that nobody waits for would be taken for the next command's.
             self.close()
             raise
+        refusals = [answer for kind, answer in answers if kind == "refused"]
+        if refusals:
+            raise Permanent(refusals[0])
+        return [answer for _, answer in answers]
 
-    def _exchange(self, name: str, arguments: Sequence[tuple[Any, Any]]) -> list[Any]:
+    def _exchange(self, name: str, arguments: Sequence[tuple[Any, Any]]) -> list[tuple[str, Any]]:
         for member, (positional, named) in zip(self._members, arguments, strict=True):
             self._send(member, (name, positional, named))
         waiting = {member.connection: rank for rank, member in enumerate(self._members)}
-        answers: dict[int, Any] = {}
-        refusals: list[str] = []
+        answers: dict[int, tuple[str, Any]] = {}
         while waiting:
             for connection in wait(list(waiting)):
                 assert isinstance(connection, Connection)
                 rank = waiting.pop(connection)
-                kind, answer = self._receive(rank)
+                answers[rank] = kind, answer = self._receive(rank)
                 if kind == "failed":
                     raise Permanent(f"Trainer rank {rank} failed: {answer}{self._tail(rank)}")
-                if kind == "refused":
-                    refusals.append(answer)
-                answers[rank] = answer
-        if refusals:
-            raise Permanent(refusals[0])
         return [answers[rank] for rank in range(len(self._members))]
 
     def _send(self, member: _Member, command: tuple[str, Any, Any]) -> None:

@@ -275,13 +275,13 @@ def test_snapshot_of_another_model_is_refused(lab, engines, model, tmp_path):
         lab("engine", "one", "restore", tmp_path)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_base_model_that_is_not_finite_is_refused_by_tensor(lab, engines, tmp_path, value):
-    engines("one")
+def test_base_model_that_is_not_finite_is_refused_by_tensor(lab, engines, tmp_path):
+    pids = engines("one")
     lab("make_model", tmp_path / "bad", "qwen2", True)
-    lab("spoil", tmp_path / "bad", "model.norm.weight", value)
+    lab("spoil", tmp_path / "bad", "model.norm.weight", float("inf"))
     with pytest.raises(Permanent, match=r"'model\.norm\.weight'.*NaN or Inf"):
         lab("engine", "one", "initialise", tmp_path / "bad")
+    assert lab("engine", "one", "pids") == pids  # what all ranks refuse, they survive
 
 
 def test_base_model_of_another_architecture_is_refused(lab, engines, tmp_path):
