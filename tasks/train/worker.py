@@ -1,7 +1,7 @@
 """One trainer rank: `python -m tasks.train.worker --fd N`, commanded over an inherited socket.
 
 Started by `ranks`, which speaks for all of them; computes with DeepSpeed and knows local files
-only: no store, no stage.
+only: no store, no stage. Devices come from DeepSpeed's accelerator; only the CPU has been run.
 """
 
 import argparse
