@@ -202,13 +202,15 @@ class WeightProof(Record):
     """How an engine showed that it holds the policy it must sample from (promise 4).
 
     `exact`: the probe separates neighbouring versions. `swap-only`: the file digest carries the
-    proof, and the probe differs from the previous version's.
+    proof, and the probe differs from the previous version's. `tolerance` bounds the maximum where
+    engine and learner compute in float32, else the mean.
     """
 
     kind: Literal["exact", "swap-only"]
     policy_version: int
     policy_digest: str
     max_abs_diff: float
+    mean_abs_diff: float
     tolerance: float
     num_tokens: int
 

@@ -157,6 +157,7 @@ def make_records() -> dict[str, Record]:
             policy_version=3,
             policy_digest="d3",
             max_abs_diff=3e-5,
+            mean_abs_diff=1e-6,
             tolerance=1e-4,
             num_tokens=256,
         ),

@@ -39,6 +39,7 @@ class SeededEngine:
             policy_version=policy.version,
             policy_digest=policy.digest,
             max_abs_diff=0.0,
+            mean_abs_diff=0.0,
             tolerance=self.config.probe_tolerance,
             num_tokens=len(probe.token_ids[0]),
         )
