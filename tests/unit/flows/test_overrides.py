@@ -48,7 +48,7 @@ def test_an_unknown_key_names_the_near_one(assignment: str, hint: str):
         (["train.ranks=3"], "ranks"),
         (["rollout.max_tokens=128"], "leaves no room"),
         (["prompts.max_prompt_tokens=126"], "exceed"),
-        (["train.schedule=linear"], "schedule_updates"),
+        (["train.schedule_updates=null"], "schedule_updates"),
         (["train.algorithm.kind=grop"], "grpo"),
         (["train.probe_tokens=128"], "probe_tokens"),
         (["steps"], "no value"),
