@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from storage.ledger import adopt_plan, current_plan, read_commit, read_record, r
 from storage.records import (
     ObjectRef,
     Plan,
+    PolicyRef,
     SamplingPolicy,
     ShardPlan,
     StageRecord,
@@ -25,11 +27,18 @@ from storage.records import (
 )
 from tasks.checkpoint.contract import CheckpointRequest, CheckpointResult
 from tasks.checkpoint.task import checkpoint
+from tasks.errors import Permanent, Transient
 from tasks.prompts.contract import PromptsRequest
 from tasks.prompts.task import prompts
 from tasks.reward.contract import RewardConfig, RewardRequest, RewardResult
 from tasks.reward.task import reward
-from tasks.rollout.contract import RolloutConfig, RolloutRequest, RolloutResult
+from tasks.rollout.contract import (
+    LoadRequest,
+    LoadResult,
+    RolloutConfig,
+    RolloutRequest,
+    RolloutResult,
+)
 from tasks.rollout.task import rollout
 from tasks.train.contract import TrainConfig, TrainRequest
 from tasks.train.task import train
@@ -72,6 +81,7 @@ def step(run: str, step: int) -> None:
     request = _train_request(session, scope, plan, prompts_record, rollouts, rewards)
     trained = train(request, session.stages.train)
     laps.end("train")
+    load_ahead(session, trained.record.policy, plan)
     session.watcher.stage(step, "checkpoint")
     records = [prompts_record, *rollouts, *rewards, trained.record]
     result = checkpoint(
@@ -89,6 +99,26 @@ def step(run: str, step: int) -> None:
     laps.end("checkpoint")
     move_head(session, result)
     session.reports.step(result.commit, flow_run_id=flow_run.get_id())
+
+
+def load_ahead(session: Session, policy: PolicyRef | None, plan: Plan) -> None:
+    """Lets the rollout engine load and prove the next policy while this step is committed.
+
+    Nothing is sampled from it: the next rollout names a committed policy, and loads another one
+    if this candidate was not what got committed. So an error here is left to that rollout.
+    """
+    assert policy is not None, "a train record names its policy"
+    request = LoadRequest(
+        policy=policy, config=RolloutConfig.model_validate(plan.configs["rollout"])
+    )
+
+    def load() -> None:
+        try:
+            session.stages.rollout.run(request, LoadResult)
+        except (Transient, Permanent) as error:
+            log.warning("Loading policy %d ahead failed: %s", policy.version, error)
+
+    threading.Thread(target=load, name="load-ahead", daemon=True).start()
 
 
 def plan_step(session: Session, scope: StepScope) -> tuple[Plan, ObjectRef]:

@@ -124,11 +124,7 @@ def _install_packages(environment: Environment) -> None:
     """Installs what is pinned; where pip finds no CPU build of torch, uv knows where it lies."""
     wanted = ["-c", str(environment.constraints), "-e", f"{ROOT}[{environment.extras}]"]
     try:
-        _pip(
-            environment,
-            "installing packages",
-            ["install", "--no-compile", "--progress-bar=off", *wanted],
-        )
+        _pip(environment, "installing packages", ["install", "--progress-bar=off", *wanted])
     except InstallError:
         if _NO_TORCH not in environment.log.read_text(errors="replace"):
             raise

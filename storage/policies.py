@@ -50,7 +50,7 @@ def write_policy(  # noqa: PLR0913 - nine facts make a policy, and each is the c
     version: int,
     dtype: str,
     tied: Mapping[str, str],
-    probe: Probe,
+    probe: Probe | Future[Probe],
     cache: Path | None,
 ) -> PolicyRef:
     """Stores the safetensors in `directory` and the probe under the attempt's keys.
@@ -65,7 +65,7 @@ def write_policy(  # noqa: PLR0913 - nine facts make a policy, and each is the c
         scope: the step (or evaluation) that makes the policy.
         attempt: owns the keys.
         version: the policy version this would become.
-        probe: what the learner says under these weights.
+        probe: what the learner says under these weights; a future is waited for after the uploads.
         cache: the host's cache, or None.
         tied: {alias: name} of tensors that share memory; only `name` may be in the files.
         dtype: of every floating tensor: `float32`, `bfloat16` ...
@@ -88,13 +88,14 @@ def write_policy(  # noqa: PLR0913 - nine facts make a policy, and each is the c
     if cache is not None:
         for path, file in zip(paths, files, strict=True):
             offer_file(cache, path, file.sha256)
+    told = probe.result() if isinstance(probe, Future) else probe
     return PolicyRef(
         version=version,
         digest=digest,
         dtype=dtype,
         tied=dict(tied),
         files=files,
-        probe=put_object(store, attempt_key(scope, attempt, "probe.json"), probe.to_bytes()),
+        probe=put_object(store, attempt_key(scope, attempt, "probe.json"), told.to_bytes()),
     )
 
 

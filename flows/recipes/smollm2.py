@@ -38,7 +38,7 @@ def smollm2() -> RunConfig:
             micro_batch_tokens=2048,
             dtype="bfloat16",
             threads=2,
-            snapshot_every=10,
+            snapshot_every=25,
         ),
         evaluate=EvaluateConfig(
             every=13,

@@ -108,6 +108,19 @@ class RolloutRequest(Record):
         return request_digest("rollout", self.body())
 
 
+class LoadRequest(Record):
+    """Loads and proves `policy` ahead of the request that will sample from it; stores nothing."""
+
+    policy: PolicyRef
+    config: RolloutConfig
+
+
+class LoadResult(Record):
+    """What the engine holds now."""
+
+    proof: WeightProof
+
+
 class RolloutResult(Record):
     """The samples shard is `record.outputs["samples"]`; `reused` if the record was found."""
 

@@ -20,6 +20,8 @@ from storage.schemas import PROMPTS, SAMPLES
 from tasks.errors import Permanent
 from tasks.rollout.contract import (
     FinishedGroup,
+    LoadRequest,
+    LoadResult,
     PromptGroup,
     RolloutConfig,
     RolloutEngine,
@@ -31,7 +33,7 @@ from tasks.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
-REQUESTS = (RolloutRequest,)
+REQUESTS = (RolloutRequest, LoadRequest)
 
 PACKAGES = (
     "vllm",
@@ -47,9 +49,13 @@ PACKAGES = (
 
 
 def run(
-    request: RolloutRequest, store: ObjectStore, engine: RolloutEngine, *, workspace: Workspace
-) -> RolloutResult:
-    """Samples one shard, or returns what its record says.
+    request: RolloutRequest | LoadRequest,
+    store: ObjectStore,
+    engine: RolloutEngine,
+    *,
+    workspace: Workspace,
+) -> RolloutResult | LoadResult:
+    """Samples one shard, or returns what its record says; or only loads a policy.
 
     Writes the samples shard under a new attempt, then the record; a second call writes nothing.
 
@@ -65,6 +71,8 @@ def run(
         Corrupt: prompts, policy or probe are not what their references name.
         ValueError: the prompts shard lacks the rows.
     """
+    if isinstance(request, LoadRequest):
+        return _load(request, store, engine, workspace=workspace)
     found = find_record(store, request.scope, stage=request.stage, request_digest=request.digest())
     if found is not None:
         return RolloutResult(record=found, reused=True)
@@ -104,6 +112,16 @@ def _sample(
         timings_s=watch.laps,
         metrics=_metrics(finished, without_room=len(notes), seconds=watch.laps["sample"]),
         notes=notes,
+    )
+
+
+def _load(
+    request: LoadRequest, store: ObjectStore, engine: RolloutEngine, *, workspace: Workspace
+) -> LoadResult:
+    _check_engine(engine, request.config)
+    watch = _Stopwatch()
+    return LoadResult(
+        proof=_hold(engine, request.policy, store=store, workspace=workspace, watch=watch)
     )
 
 

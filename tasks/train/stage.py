@@ -190,14 +190,13 @@ def _publish(
     version: int,
     token_ids: list[list[int]],
 ) -> "Future[PolicyRef]":
-    """Writes the policy's files, asks the probe, and uploads both while others go on."""
+    """Writes the policy's files and uploads them while the probe is asked, and others go on."""
     directory = job.directory / "policy"
     directory.mkdir()
     with _Lap(job, "save_policy"):
         tied = job.engine.save_policy(directory, max_file_bytes=config.policy_file_bytes)
-    with _Lap(job, "probe"):
-        probe: Probe = job.engine.probe(token_ids)
-    return pool.submit(
+    told: Future[Probe] = Future()
+    written = pool.submit(
         write_policy,
         job.store,
         directory,
@@ -206,9 +205,17 @@ def _publish(
         version=version,
         dtype=config.dtype,
         tied=tied,
-        probe=probe,
+        probe=told,
         cache=job.workspace.cache,
     )
+    with _Lap(job, "probe"):
+        try:
+            told.set_result(job.engine.probe(token_ids))
+        except BaseException as error:
+            # Else the writer would wait for ever.
+            told.set_exception(error)
+            raise
+    return written
 
 
 def _state(

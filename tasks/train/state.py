@@ -93,10 +93,14 @@ def walk(params: dict[str, nn.Parameter]) -> Iterator[tuple[str, Tensor]]:
 def own_part(
     engine: Any, params: dict[str, nn.Parameter], *, rank: int, ranks: int
 ) -> dict[str, Tensor]:
-    """Returns the tensors that this rank writes: every `ranks`-th, and on rank 0 step and RNG."""
+    """Returns the tensors that this rank writes: every `ranks`-th, and on rank 0 step and RNG.
+
+    Before the first step all moments are zero and left out: two thirds of a genesis snapshot.
+    """
     own: dict[str, Tensor] = {}
+    untouched = num_steps(engine) == 0
     for index, (key, value) in enumerate(walk(params)):
-        if index % ranks == rank:
+        if index % ranks == rank and not (untouched and key.startswith(MOMENTS)):
             own[key] = value
     if rank == 0:
         own["step"] = torch.tensor([num_steps(engine)], dtype=torch.int64)
@@ -128,13 +132,14 @@ def load(engine: Any, params: dict[str, nn.Parameter], directory: Path) -> None:
     reset_optimizer(engine)
     files = sorted(directory.glob("state-*.safetensors"))
     where = {key: path for path in files for key in _keys(path)}
+    steps = int(_read(where, "step", (1,), directory))
     for name, param in params.items():
         shape = tuple(getattr(param, "ds_shape", param.shape))
         set_weight(engine, param, _read(where, f"{MASTER}/{name}", shape, directory))
-        for kind in MOMENTS:
+        for kind in MOMENTS if steps else ():
             value = _read(where, f"{kind}/{name}", shape, directory).to(param.device)
             safe_set_full_optimizer_state(param, value, kind)
-    set_num_steps(engine, int(_read(where, "step", (1,), directory)))
+    set_num_steps(engine, steps)
     rng = _read(where, "rng", tuple(torch.get_rng_state().shape), directory)
     torch.set_rng_state(rng)
 
