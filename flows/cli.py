@@ -56,7 +56,7 @@ class _LaunchCommand(TyperCommand):
 
 
 @app.command(cls=_LaunchCommand)
-def launch(
+def launch(  # noqa: PLR0913 - every option is a parameter
     recipe: Annotated[str, typer.Argument(help="Which recipe; see below.", show_default=False)],
     run: Annotated[
         str | None, typer.Option(help="Name of the run. Default: RECIPE-N.", show_default=False)
@@ -69,6 +69,9 @@ def launch(
         list[str] | None,
         typer.Option("--set", help="key=value, like train.learning_rate=1e-6; repeatable."),
     ] = None,
+    create_bucket: Annotated[
+        bool, typer.Option("--create-bucket", help="Make the store's bucket if it is missing.")
+    ] = False,
     store: Store = None,
     endpoint: Endpoint = None,
 ) -> None:
@@ -81,7 +84,16 @@ def launch(
     changes = [*(overrides or []), *([f"steps={steps}"] if steps else [])]
     config = with_overrides(RECIPES[recipe](), changes)
     from flows.run import train_run
+    from flows.stores import ensure_bucket, resolve_store
 
+    def may_create(bucket: str) -> bool:
+        if create_bucket or not sys.stdin.isatty():
+            return create_bucket
+        return typer.confirm(f"There is no bucket {bucket!r}. Create it?")
+
+    store_config = resolve_store(store, endpoint)
+    if store_config.scheme == "s3":
+        ensure_bucket(store_config, may_create=may_create)
     summary = train_run(config, run=run, store=store, endpoint=endpoint)
     print_summary(summary)
     print_next(summary)

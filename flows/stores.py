@@ -2,8 +2,11 @@
 
 import configparser
 import os
+from collections.abc import Callable
 
 from infra.services import LocalServices, local_services
+from storage.errors import BucketMissing
+from storage.opening import create_bucket, open_store
 from storage.store_config import StoreConfig
 
 STORE_VARIABLE = "ROLLBOOK_STORE"
@@ -49,3 +52,18 @@ def _use_credentials(local: LocalServices) -> None:
 def store_address(config: StoreConfig) -> str:
     """Returns the store as a person would type it."""
     return f"{config.uri} --endpoint {config.endpoint}" if config.endpoint else config.uri
+
+
+def ensure_bucket(config: StoreConfig, *, may_create: Callable[[str], bool]) -> None:
+    """Creates the store's bucket if it is missing and `may_create(its name)` says so.
+
+    Raises:
+        BucketMissing: it is missing and may not be created.
+        Unavailable: the store cannot be reached, or refuses.
+    """
+    try:
+        open_store(config, writing=False)
+    except BucketMissing:
+        if not may_create(config.bucket):
+            raise
+        create_bucket(config)

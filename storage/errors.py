@@ -26,10 +26,14 @@ class Corrupt(StorageError):
 
 
 class Unavailable(StorageError):
-    """The store cannot be reached, refuses the credentials, or lacks the bucket.
+    """The store cannot be reached, refuses the credentials, or lacks room.
 
     The message says which, and what to do.
     """
+
+
+class BucketMissing(Unavailable):
+    """The server answers but has no such bucket; a caller may offer to create it."""
 
 
 class Unsuitable(StorageError):

@@ -15,7 +15,7 @@ from botocore.exceptions import (
     SSLError,
 )
 
-from storage.errors import NotFound, StorageError, Unavailable, Unsuitable
+from storage.errors import BucketMissing, NotFound, StorageError, Unavailable, Unsuitable
 from storage.store_config import StoreConfig
 
 REFUSED = "refused"
@@ -83,8 +83,9 @@ def explain(error: Exception, config: StoreConfig, *, key: str) -> StorageError:
     where = f"{config.uri} at {config.endpoint}" if config.endpoint else config.uri
     code, status = code_of(error)
     if code == "NoSuchBucket":
-        return Unavailable(
-            f"There is no bucket {config.bucket!r} ({where}). Create it, or name another store."
+        return BucketMissing(
+            f"There is no bucket {config.bucket!r} ({where}). Expected one to be there: name "
+            "another store, or let `rollbook launch --create-bucket` make it."
         )
     if code == "NoSuchKey" or status == 404:
         return NotFound(f"No object {key} in {where}.")
