@@ -6,6 +6,7 @@ from itertools import groupby
 from statistics import fmean, stdev
 
 from prefect import flow
+from prefect.runtime import flow_run
 
 from flows.config import EvalSuite
 from flows.metrics import weighted_mean
@@ -42,7 +43,7 @@ def evaluate(run: str, version: int) -> None:
         session.watcher.begin(f"evaluating version {version}: {name}")
         record = _evaluate_suite(session, name, suite, policy)
         session.watcher.evaluated(record)
-        session.reports.evaluated(record)
+        session.reports.evaluated(record, flow_run_id=flow_run.get_id())
 
 
 def _evaluate_suite(session: Session, name: str, suite: EvalSuite, policy: PolicyRef) -> EvalRecord:

@@ -1,6 +1,7 @@
 """What a report says: a step as markdown, its samples as rows, the run's curve as an image."""
 
 import base64
+import html
 import io
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ METRIC_NAMES = {
     "completion_tokens_mean": "tokens per completion",
     "truncated_share": "cut off (share)",
     "zero_std_share": "groups with equal rewards (share)",
-    "logprob_gap_mean": "sampler - learner, mean |logprob|",
+    "logprob_gap_mean": "sampler to learner, mean logprob difference",
     "num_samples": "samples",
     "num_graded": "graded",
 }
@@ -44,9 +45,7 @@ class Curve:
 
     steps: list[int] = field(default_factory=list[int])
     rewards: list[float | None] = field(default_factory=list[float | None])
-    evaluations: dict[str, list[tuple[int, float]]] = field(
-        default_factory=dict[str, list[tuple[int, float]]]
-    )
+    evaluations: dict[str, dict[int, float]] = field(default_factory=dict[str, dict[int, float]])
 
     def add_step(self, commit: StepCommit) -> None:
         """Adds the mean reward of a step."""
@@ -56,17 +55,17 @@ class Curve:
     def add_evaluation(self, record: EvalRecord) -> None:
         """Adds a held-out accuracy."""
         if record.accuracy is not None:
-            points = self.evaluations.setdefault(record.suite, [])
-            points.append((record.policy_version, record.accuracy))
+            points = self.evaluations.setdefault(record.suite, {})
+            points[record.policy_version] = record.accuracy
 
 
 def step_markdown(commit: StepCommit, rows: list[Row]) -> str:
     """Returns a step's report: what came out, where the time went, what was sampled."""
     metrics = commit.metrics
     figures = "\n".join(
-        f"| {label} | {number(metrics[name], 4)} |"
+        f"| {label} | {value:.4g} |"
         for name, label in METRIC_NAMES.items()
-        if metrics.get(name) is not None
+        if (value := metrics.get(name)) is not None
     )
     laps = "\n".join(
         f"| {lap.removesuffix('_s')} | {number(metrics.get(lap), 2)} |"
@@ -94,6 +93,14 @@ def _sample_markdown(row: Row) -> str:
 def _fenced(text: str) -> str:
     fence = "````" if "```" in text else "```"
     return f"{fence}text\n{text}\n{fence}"
+
+
+def table_rows(rows: list[Row]) -> list[Row]:
+    """Returns rows for a table artifact, whose cells the UI renders as HTML: tags are escaped."""
+    return [
+        {name: html.escape(cell) if isinstance(cell, str) else cell for name, cell in row.items()}
+        for row in rows
+    ]
 
 
 def sample_rows(
@@ -151,7 +158,7 @@ def curve_image(curve: Curve, title: str) -> str:
     rewards = [float("nan") if value is None else value for value in curve.rewards]
     axes.plot(curve.steps, rewards, linewidth=1.2, label="reward (mean)")
     for suite, points in curve.evaluations.items():
-        versions, accuracies = zip(*sorted(points), strict=True)
+        versions, accuracies = zip(*sorted(points.items()), strict=True)
         axes.plot(versions, accuracies, marker="o", markersize=4, label=f"accuracy ({suite})")
     axes.set(xlabel="step", title=title)
     axes.grid(alpha=0.3)

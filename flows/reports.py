@@ -14,7 +14,8 @@ from uuid import UUID
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 
-from flows.report_pages import Curve, curve_image, sample_rows, step_markdown
+from flows.report_pages import Curve, curve_image, sample_rows, step_markdown, table_rows
+from storage.ledger import commits, read_evals
 from storage.object_store import ObjectStore
 from storage.records import EvalRecord, RunRecord, StepCommit
 from tasks.workspace import Workspace
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 
 _MOST_WAITING = 2
 """With more step reports than this in the queue the curve is left to the newest of them."""
+_MOST_RECALLED = 1000
+"""Steps before the first of this controller that the curve shows."""
 _CLOSE_LIMIT_S = 20.0
 
 
@@ -66,15 +69,27 @@ class Reports:
         """Queues the report of a committed step, bound to its flow run."""
         self._queue.put(lambda: self._report_step(commit, flow_run_id))
 
-    def evaluated(self, record: EvalRecord) -> None:
-        """Adds an evaluation to the curve."""
-        self._queue.put(lambda: self.curve.add_evaluation(record))
+    def evaluated(self, record: EvalRecord, *, flow_run_id: str | None) -> None:
+        """Queues an evaluation: its point on the curve, shown at its flow run."""
+        self._queue.put(lambda: self._report_evaluation(record, flow_run_id))
 
     def _work(self) -> None:
         with get_client(sync_client=True) as client:
             self._client = client
+            self._attempt(self._recall)
             while (job := self._queue.get()) is not None:
                 self._attempt(job)
+
+    def _recall(self) -> None:
+        """Takes what the run did before this controller into the curve."""
+        begin = max(self.first - _MOST_RECALLED, 1)
+        if self.first > begin:
+            for commit, _ in commits(self.store, self.run.run, start=begin):
+                if commit.step < self.first:
+                    self.curve.add_step(commit)
+        if self.first > 1:
+            for record in read_evals(self.store, self.run.run):
+                self.curve.add_evaluation(record)
 
     def _attempt(self, job: Callable[[], None]) -> None:
         try:
@@ -83,17 +98,24 @@ class Reports:
             # A report is no part of the ledger: whatever breaks it must not break the run.
             log.warning("A report of run %s was not made", self.run.run, exc_info=True)
 
+    def _report_evaluation(self, record: EvalRecord, flow_run_id: str | None) -> None:
+        self.curve.add_evaluation(record)
+        self._post_curve(flow_run_id)
+
+    def _post_curve(self, flow_run_id: str | None) -> None:
+        image = curve_image(self.curve, self.run.run)
+        self._post("curve", "image", image, flow_run_id, "Reward and held-out accuracy")
+
     def _report_step(self, commit: StepCommit, flow_run_id: str | None) -> None:
         self.curve.add_step(commit)
         self._show_progress(commit.step)
         rows = sample_rows(self.store, self.run, commit, cache=self.workspace.cache)
         markdown = step_markdown(commit, rows)
         self._post("report", "markdown", markdown, flow_run_id, f"Step {commit.step}")
-        table = json.dumps(rows)
+        table = json.dumps(table_rows(rows))
         self._post("samples", "table", table, flow_run_id, f"Samples of step {commit.step}")
         if self._queue.qsize() <= _MOST_WAITING:
-            image = curve_image(self.curve, self.run.run)
-            self._post("curve", "image", image, flow_run_id, "Reward and held-out accuracy")
+            self._post_curve(flow_run_id)
 
     def _post(
         self, name: str, kind: str, content: Any, flow_run_id: str | None, description: str

@@ -65,6 +65,15 @@ def test_wrong_credentials_and_a_missing_bucket_are_told_apart(cli: Cli):
     assert re.search("credential|key", refused, re.IGNORECASE), refused
 
 
+def test_launch_makes_a_missing_bucket_when_told_to(cli: Cli):
+    endpoint = json.loads((cli.home / "services.json").read_text())["s3_endpoint"]
+    store = ("--store", "s3://made-when-told", "--endpoint", endpoint)
+    stopped = ("--set", "model.path=/no/such/model")
+    assert "--create-bucket" in last_line(cli("launch", "addition", *stopped, *store))
+    assert "/no/such" in last_line(cli("launch", "addition", "--create-bucket", *stopped, *store))
+    assert "No object" in last_line(cli("show", "nothing", *store))
+
+
 @pytest.mark.parametrize(
     ("rows", "cause"),
     [
