@@ -45,8 +45,11 @@ def check(directory: Path) -> dict[str, Any]:
 
 
 def _tokenizer(directory: Path) -> Any:
-    if not any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
-        raise _wanting(directory, "tokenizer.json or tokenizer.model")
+    if not (directory / "tokenizer.json").is_file():
+        raise Permanent(
+            f"{directory} has no tokenizer.json. Expected a tokenizer in its fast form: make it "
+            "with AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)."
+        )
     return AutoTokenizer.from_pretrained(directory, local_files_only=True)
 
 
