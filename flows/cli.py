@@ -14,6 +14,9 @@ from typer.core import TyperCommand
 from flows.terminal import print_next, print_summary
 from tasks.errors import Permanent, Transient
 
+INTERRUPTED = 130
+"""What typer exits with after Ctrl-C."""
+
 app = typer.Typer(
     name="rollbook",
     help="Post-train language models with reinforcement learning, one auditable step at a time.",
@@ -180,9 +183,13 @@ def main() -> None:
     console = Console(stderr=True)
     try:
         app()
-    except KeyboardInterrupt:
-        console.print("interrupted: every commit is kept; `rollbook resume RUN` goes on")
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            console.print("interrupted: every commit is kept; `rollbook resume RUN` goes on")
+        raise
     except (ValueError, OSError, StorageError, Transient, Permanent) as error:
-        console.print(f"error: {_cause(error)}", style="red", highlight=False, soft_wrap=True)
+        # The cause is the last line; what an engine's log says of it stands above.
+        cause, *details = _cause(error).splitlines()
+        for line in [*details, f"error: {cause}"]:
+            console.print(line, style="red", highlight=False, soft_wrap=True, markup=False)
         sys.exit(1)

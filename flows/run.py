@@ -91,7 +91,7 @@ def resume_run(
         LeaseHeld: another controller advances it.
     """
     store_config = resolve_store(store, endpoint)
-    opened = open_store(store_config, writing=True)
+    opened = open_store(store_config, writing=False)
     record, _ = read_run(opened, run)
     config = RunConfig.model_validate(record.config)
     newest = head(opened, run)

@@ -70,7 +70,14 @@ def read_run(store: ObjectStore, run: str) -> tuple[RunRecord, str]:
         NotFound: no such run.
         Corrupt: it does not parse, or is another run's.
     """
-    payload = store.get(run_key(check_run_name(run)))
+    try:
+        payload = store.get(run_key(check_run_name(run)))
+    except NotFound as error:
+        known = ", ".join(list_runs(store)) or "none"
+        raise NotFound(
+            f"There is no run {run!r} in {store.uri}. Expected one of its runs ({known}), or start "
+            "one with `rollbook launch`."
+        ) from error
     record = _parse(RunRecord, payload, run_key(run))
     _expect(record.run == run, run_key(run), f"run {run!r}", f"run {record.run!r}")
     return record, sha256_hex(payload)

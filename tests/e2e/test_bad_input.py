@@ -71,7 +71,7 @@ def test_launch_makes_a_missing_bucket_when_told_to(cli: Cli):
     stopped = ("--set", "model.path=/no/such/model")
     assert "--create-bucket" in last_line(cli("launch", "addition", *stopped, *store))
     assert "/no/such" in last_line(cli("launch", "addition", "--create-bucket", *stopped, *store))
-    assert "No object" in last_line(cli("show", "nothing", *store))
+    assert "There is no run" in last_line(cli("show", "nothing", *store))
 
 
 @pytest.mark.parametrize(
