@@ -27,14 +27,14 @@ def addition() -> RunConfig:
             parts=[RewardPart(kind="exact", accuracy=True, options={"whole": True})], workers=1
         ),
         train=TrainConfig(
-            learning_rate=5e-4,
+            learning_rate=8e-4,
             warmup_updates=10,
             schedule="linear",
-            schedule_updates=200,
+            schedule_updates=250,
             schedule_floor=0.1,
             micro_batch_tokens=4096,
-            snapshot_every=20,
+            snapshot_every=25,
         ),
-        evaluate=EvaluateConfig(every=20, suites={"held_out": EvalSuite()}),
-        steps=200,
+        evaluate=EvaluateConfig(every=25, suites={"held_out": EvalSuite()}),
+        steps=250,
     )
