@@ -50,7 +50,7 @@ class RolloutConfig(BaseModel):
     enforce_eager: bool = True
     """False compiles the model: minutes at the start, faster afterwards on a GPU."""
     probe_tolerance: Annotated[float, Field(gt=0)] = 1e-3
-    """Most |logprob difference| between engine and learner in float32, tightened to a quarter of
+    """Most |logprob difference| between engine and learner in float32, tightened to a tenth of
     what the swap moved (not below 1e-4); in bfloat16 the mean may be 0.25."""
     python: str | None = None
     """Interpreter of the engine's environment; not part of the request."""

@@ -23,7 +23,7 @@ BF16_NEXT_TOLERANCE = 0.5
 FLOAT32_NOISE = 1e-4
 """What two float32 engines may differ by under a policy of ordinary logits."""
 
-SEPARATION = 4.0
+SEPARATION = 10.0
 """A swap that moved the probe by this many times the difference is told apart beyond doubt."""
 
 
@@ -49,9 +49,13 @@ class ProbeReading:
     next_R: list[NextToken]
 
 
+UNPROVEN = "(refused)"
+"""In place of a digest: weights that were loaded and not proven."""
+
+
 @dataclass(frozen=True)
 class Proven:
-    """The last policy that the engine proved, and its reading of the probe at the time."""
+    """The policy that the engine loaded last, and its reading of the probe at the time."""
 
     policy_digest: str
     reading: ProbeReading
@@ -60,7 +64,7 @@ class Proven:
 def tolerance_of(policy: PolicyRef, *, dtype: str, tolerance: float, moved: float | None) -> float:
     """Returns the difference that is allowed: of the maximum in float32, of the mean in bfloat16.
 
-    Where both compute in float32: `tolerance`, but no more than a quarter of what the swap moved,
+    Where both compute in float32: `tolerance`, but no more than a tenth of what the swap moved,
     down to ordinary noise. So a large update may differ by more (sharp policies amplify the last
     bits of their logits), and a small one is still told apart from half a swap.
     """
@@ -93,7 +97,7 @@ def prove(
         policy: what the engine must hold.
         probe: the learner's logprobs under that policy.
         reading: the engine's, taken after the swap.
-        previous: the policy proven before this one, if any.
+        previous: what was loaded before this one, if anything.
         dtype: what the engine computes in.
         tolerance: most |logprob difference| in float32; see `tolerance_of`.
 
@@ -192,7 +196,8 @@ def _moved(
     """
     if previous is None or previous.policy_digest == policy.digest:
         return None
-    if reading.logprobs_R_T == previous.reading.logprobs_R_T:
+    same = reading.logprobs_R_T == previous.reading.logprobs_R_T
+    if same and previous.policy_digest != UNPROVEN:
         raise _refusal(
             policy,
             f"the probe reads bit for bit as it did under policy {previous.policy_digest[:12]}, "

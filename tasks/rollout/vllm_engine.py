@@ -35,7 +35,7 @@ from tasks.rollout.contract import (
     RolloutConfig,
     max_new_tokens,
 )
-from tasks.rollout.proof import NextToken, ProbeReading, Proven, prove
+from tasks.rollout.proof import UNPROVEN, NextToken, ProbeReading, Proven, prove
 
 CPU_BLOCK_TOKENS = 32
 """Tokens of a cache block: the least that vLLM's CPU kernels like, so that short prompts share."""
@@ -167,6 +167,8 @@ class VllmEngine:
             digest = hasher.submit(policy_digest, directory)
             self._swap(policy, directory)
             reading = self._read(probe)
+        # Whatever comes of it, this is what the engine's weights say now.
+        previous, self._previous = self._previous, Proven(UNPROVEN, reading)
         if digest.result() != policy.digest:
             raise Permanent(
                 f"The tensors in {directory} have digest {digest.result()}. Expected "
@@ -177,7 +179,7 @@ class VllmEngine:
             policy,
             probe=probe,
             reading=reading,
-            previous=self._previous,
+            previous=previous,
             dtype=self._config.dtype,
             tolerance=self._config.probe_tolerance,
         )

@@ -59,9 +59,9 @@ def test_a_difference_beyond_the_tolerance_is_refused_with_both_figures() -> Non
         proof_of(ProbeReading([[-1.0, -2.0002]], [NEXT]))
 
 
-def test_the_tolerance_is_a_quarter_of_what_the_swap_moved() -> None:
-    # The previous version read -2.002 where the learner says -2.0: moved 0.002, a quarter 0.0005.
-    before = Proven("b" * 64, ProbeReading([[-1.0, -2.002]], [NEXT]))
+def test_the_tolerance_is_a_tenth_of_what_the_swap_moved() -> None:
+    # The previous version read -2.005 where the learner says -2.0: moved 0.005, a tenth 0.0005.
+    before = Proven("b" * 64, ProbeReading([[-1.0, -2.005]], [NEXT]))
     sharp = ProbeReading([[-1.0, -2.0004]], [NEXT])
     arguments = {"probe": PROBE, "previous": before, "dtype": "float32", "tolerance": 1e-3}
     proof = prove(policy("float32"), reading=sharp, **arguments)
