@@ -20,6 +20,37 @@ class Workspace:
     """Private to this process, removed at its end."""
 
 
+CACHE_VARIABLE = "ROLLBOOK_CACHE_GIB"
+_DEFAULT_CACHE_GIB = 20.0
+_SMALL_BYTES = 1 << 20
+"""Smaller files (tokenizers, probes) are never trimmed: they are what everything starts with."""
+
+
+def trim_cache(cache: Path) -> None:
+    """Deletes the oldest large files of the cache until it fits `ROLLBOOK_CACHE_GIB` (20).
+
+    Only what is named by its digest: policies and snapshots, which their readers fetch again.
+    """
+    limit = int(float(os.environ.get(CACHE_VARIABLE, _DEFAULT_CACHE_GIB)) * (1 << 30))
+    found = sorted(_large_files(cache))
+    excess = sum(num_bytes for _, num_bytes, _ in found) - limit
+    for _, num_bytes, path in found:
+        if excess <= 0:
+            return
+        path.unlink(missing_ok=True)
+        excess -= num_bytes
+
+
+def _large_files(cache: Path) -> Iterator[tuple[float, int, Path]]:
+    for path in cache.glob("[0-9a-f][0-9a-f]/*"):
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            continue
+        if status.st_size >= _SMALL_BYTES:
+            yield status.st_mtime, status.st_size, path
+
+
 @contextmanager
 def open_workspace(home: Path) -> Iterator[Workspace]:
     """Yields a workspace under `home`; first sweeps the scratch of processes that died.
@@ -35,6 +66,7 @@ def open_workspace(home: Path) -> Iterator[Workspace]:
     cache.mkdir(parents=True, exist_ok=True)
     root.mkdir(parents=True, exist_ok=True)
     _sweep(root)
+    trim_cache(cache)
     lock = root / f"{os.getpid()}-{uuid.uuid4().hex[:12]}.lock"
     descriptor = _create_locked(lock)
     scratch = lock.with_suffix("")

@@ -36,7 +36,7 @@ from tasks.train.experience import (
     train_table,
 )
 from tasks.train.history import hold_state
-from tasks.workspace import Workspace
+from tasks.workspace import Workspace, trim_cache
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +88,7 @@ def run(
     winner, ref = put_record(store, request.scope, record)
     if winner.attempt == attempt or _same_state(winner, record):
         engine.adopt(ref.sha256)
+    trim_cache(workspace.cache)
     return TrainResult(record=winner, reused=winner.attempt != attempt)
 
 

@@ -6,11 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tasks.workspace import open_workspace
+import pytest
+
+from tasks.workspace import open_workspace, trim_cache
 
 HOLDER = """
 import pathlib, sys, time
-from tasks.workspace import open_workspace
+import pytest
+
+from tasks.workspace import open_workspace, trim_cache
 with open_workspace(pathlib.Path(sys.argv[1])) as workspace:
     (workspace.scratch / "big").write_text("x")
     print(workspace.scratch, flush=True)
@@ -45,3 +49,21 @@ def test_scratch_of_a_living_process_stays_and_of_a_killed_one_goes(tmp_path: Pa
     holder.stdout.close()
     with open_workspace(tmp_path):
         assert not theirs.exists()
+
+
+def test_the_oldest_large_files_of_the_cache_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROLLBOOK_CACHE_GIB", str(5 / 1024))
+    for age, name in enumerate(["ab/newest", "cd/middle", "ef/oldest"]):
+        path = tmp_path / name
+        path.parent.mkdir()
+        path.write_bytes(bytes(2 << 20))
+        os.utime(path, (1000 - age, 1000 - age))
+    (tmp_path / "ef" / "small").write_bytes(b"tokenizer")
+    os.utime(tmp_path / "ef" / "small", (1, 1))
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "base").write_bytes(bytes(9 << 20))
+    trim_cache(tmp_path)
+    left = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
+    assert left == ["base", "middle", "newest", "small"]
