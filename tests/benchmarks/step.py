@@ -118,7 +118,7 @@ def measured_steps(store: ObjectStore, run: str, *, skip: int) -> list[dict[str,
         row["generation"] = sum(record.timings_s.get("sample") or 0.0 for record in sampled)
         row["gradient"] = records["train"].timings_s.get("update") or 0.0
         row["completion_tokens"] = commit.metrics.get("completion_tokens") or 0.0
-        row["train_tokens"] = records["train"].metrics.get("train_tokens") or 0.0
+        row["train_tokens"] = records["train"].metrics.get("tokens") or 0.0
         rows.append(row)
     return rows
 

@@ -77,7 +77,7 @@ def test_launch_makes_a_missing_bucket_when_told_to(cli: Cli):
 @pytest.mark.parametrize(
     ("rows", "cause"),
     [
-        ([], "empty"),
+        ([], "no rows"),
         ([{"prompt": "1+1="}], "answer"),
         ([{"prompt": "", "answer": "2"}, {"prompt": "b", "answer": "2"}], "1"),
         ([{"prompt": "a", "answer": "2", "id": 1}, {"prompt": "b", "answer": "2", "id": 1}], "id"),
