@@ -11,6 +11,7 @@ from storage.ledger import head, read_commit, read_run
 from storage.object_store import ObjectStore
 from storage.policies import open_policy
 from storage.records import StepCommit
+from storage.safetensors_files import write_index
 
 
 def parse_target(target: str) -> tuple[str, int | None]:
@@ -20,7 +21,7 @@ def parse_target(target: str) -> tuple[str, int | None]:
         ValueError: what follows the `@` is no number.
     """
     run, mark, text = target.partition("@")
-    if mark and not text.isdigit():
+    if mark and not (text.isascii() and text.isdecimal()):
         raise ValueError(f"{target!r} names no step. Expected RUN or RUN@STEP, like {run}@12.")
     return run, int(text) if mark else None
 
@@ -49,6 +50,8 @@ def export_policy(store: ObjectStore, target: str, directory: Path, *, cache: Pa
         ):
             for path in source.iterdir():
                 shutil.copyfile(path, draft / path.name)
+        if len(commit.policy.files) > 1:
+            write_index(draft)
         if directory.exists():
             directory.rmdir()
         os.replace(draft, directory)
