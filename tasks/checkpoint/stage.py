@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from storage.errors import Corrupt, NotFound
 from storage.ledger import put_commit, read_commit, read_record
 from storage.object_store import ObjectStore
-from storage.records import ObjectRef, PolicyRef, StageRecord, StepCommit
+from storage.records import ObjectRef, PolicyRef, RecordRef, StageRecord, StepCommit
 from tasks.checkpoint.contract import CheckpointRequest, CheckpointResult
 from tasks.workspace import Workspace
 
@@ -33,14 +33,14 @@ def run(
 
     Raises:
         Corrupt: a record does not follow from this step's records and its ancestors, or an object
-            that it names has another size.
-        NotFound: an object that a record names is not there.
+            that it names has another size; the message names the record that has to go.
+        NotFound: an object that a record names is not there; likewise.
     """
     scope = request.scope
     records = {ref.stage: read_record(store, ref) for ref in request.records}
     previous = read_commit(store, scope.run, scope.step - 1)[0] if scope.step else None
     _check_inputs(request, records, previous)
-    _check_outputs(store, records)
+    _check_outputs(request, store, records)
     train = records.get("train")
     policy, state_id = _resulting_policy(request, train, previous)
     commit = StepCommit(
@@ -113,10 +113,17 @@ def _follows(
         )
 
 
-def _check_outputs(store: ObjectStore, records: dict[str, StageRecord]) -> None:
-    refs = {ref.key: ref for record in records.values() for ref in _objects(record)}
+def _check_outputs(
+    request: CheckpointRequest, store: ObjectStore, records: dict[str, StageRecord]
+) -> None:
+    named = {
+        ref.key: (ref, made) for made in request.records for ref in _objects(records[made.stage])
+    }
     with ThreadPoolExecutor(max_workers=8) as threads:
-        list(threads.map(lambda ref: _check_object(store, ref), refs.values()))
+        sizes = threads.map(lambda key: _size_or_none(store, key), named)
+        for found, (ref, made) in zip(sizes, named.values(), strict=True):
+            if found != ref.num_bytes:
+                raise _lost(request, store, ref, made, found)
 
 
 def _objects(record: StageRecord) -> list[ObjectRef]:
@@ -125,16 +132,42 @@ def _objects(record: StageRecord) -> list[ObjectRef]:
     return [*record.outputs.values(), *policy, *snapshot]
 
 
-def _check_object(store: ObjectStore, ref: ObjectRef) -> None:
+def _size_or_none(store: ObjectStore, key: str) -> int | None:
     try:
-        found = store.size(ref.key)
-    except NotFound as error:
-        raise NotFound(
-            f"{ref.key} is named by a stage record but is not in the store. Expected "
-            f"{ref.num_bytes} bytes. Nothing was committed; resume the run to redo the stage."
-        ) from error
-    if found != ref.num_bytes:
-        raise Corrupt(
-            f"{ref.key} has {found} bytes. Expected {ref.num_bytes}, as its stage record says. "
-            "Nothing was committed; resume the run to redo the stage."
+        return store.size(key)
+    except NotFound:
+        return None
+
+
+def _lost(
+    request: CheckpointRequest,
+    store: ObjectStore,
+    ref: ObjectRef,
+    made: RecordRef,
+    found: int | None,
+) -> NotFound | Corrupt:
+    """Returns the error for an object that a record names and that is missing or cut."""
+    kind = NotFound if found is None else Corrupt
+    what = "is not in the store" if found is None else f"has {found} bytes"
+    return kind(
+        f"{ref.key} {what}. Expected {ref.num_bytes} bytes, as the {made.stage} record "
+        f"{made.key} says. {_cure(request, store, made)}"
+    )
+
+
+def _cure(request: CheckpointRequest, store: ObjectStore, made: RecordRef) -> str:
+    scope = request.scope
+    try:
+        read_commit(store, scope.run, scope.step)
+    except NotFound:
+        # A plan names its prompts record by digest, so a new prompts record needs a new plan.
+        keys = f"{request.plan.key} and {made.key}" if made.stage == "prompts" else made.key
+        return (
+            f"Step {scope.step} and this record are uncommitted, and resuming alone finds the "
+            f"record again. Restore the object from a copy, or delete {keys} from {store.uri} "
+            "and resume the run, which redoes the stage. Rollbook deletes no record by itself."
         )
+    return (
+        f"Another attempt committed step {scope.step} meanwhile: restore the object from a copy "
+        "of the store and delete nothing."
+    )

@@ -1,5 +1,6 @@
 """The checkpoint stage commits closed steps only, once, whoever else tries."""
 
+import re
 import uuid
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from storage.backends.memory import MemoryStore
 from storage.errors import CommitConflict, Corrupt, NotFound
 from storage.layout import StepScope, attempt_key
-from storage.ledger import adopt_plan, create_run, head, put_record
+from storage.ledger import adopt_plan, create_run, head, put_record, read_record
 from storage.object_store import ObjectStore
 from storage.objects import put_object
 from storage.records import (
@@ -201,6 +202,26 @@ def test_a_missing_or_cut_object_is_named_and_nothing_committed(store: ObjectSto
     with pytest.raises(NotFound, match=name):
         run(request, store)
     assert head(store, RUN) == (before.commit, before.digest)
+
+
+@pytest.mark.parametrize("stage", ["rollout-0001", "train", "prompts"])
+def test_a_lost_output_names_the_uncommitted_record_to_remove(store: ObjectStore, stage: str):
+    request, _ = first_step(store, genesis(store))
+    ref = next(ref for ref in request.records if ref.stage == stage)
+    (output,) = read_record(store, ref).outputs.values()
+    store.delete(output.key)
+    keys = f"{request.plan.key} and {ref.key}" if stage == "prompts" else ref.key
+    with pytest.raises(NotFound, match=f"uncommitted.* or delete {re.escape(keys)} from"):
+        run(request, store)
+    assert read_record(store, ref).stage == stage
+
+
+def test_a_lost_output_of_a_step_committed_meanwhile_asks_to_delete_nothing(store: ObjectStore):
+    request, objects = first_step(store, genesis(store))
+    assert run(request, store).ours
+    store.delete(objects["samples1"].key)
+    with pytest.raises(NotFound, match="delete nothing"):
+        run(request, store)
 
 
 def test_a_missing_policy_file_is_named(store: ObjectStore):
