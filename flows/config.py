@@ -15,7 +15,7 @@ from tasks.train.contract import ModelConfig, TrainConfig
 class EvalSuite(BaseModel):
     """How held-out prompts are sampled; nothing here has to agree with training."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     completions: Annotated[int, Field(gt=0)] = 1
     """Completions per prompt (n)."""
@@ -42,7 +42,7 @@ class EvalSuite(BaseModel):
 class EvaluateConfig(BaseModel):
     """When held-out accuracy is measured, and how. Version 0 and the last one always are."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     every: Annotated[int, Field(gt=0)] = 20
     """Steps between evaluations."""
@@ -53,7 +53,7 @@ class EvaluateConfig(BaseModel):
 class RunConfig(BaseModel):
     """One complete run. Recipes return it; `--set` overrides are validated by it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     recipe: str = "custom"
     model: ModelConfig

@@ -4,7 +4,9 @@ import logging
 import uuid
 from datetime import UTC, datetime
 
-from flows.config import RunConfig, max_prompt_tokens
+from pydantic import ValidationError
+
+from flows.config import RunConfig, in_one_line, max_prompt_tokens
 from flows.memory import check_fits, memory_plan
 from flows.model import base_model, check_model, model_files
 from flows.progress import Watcher
@@ -14,7 +16,7 @@ from storage.inputs import put_input
 from storage.layout import check_run_name
 from storage.ledger import create_run, list_runs
 from storage.object_store import ObjectStore
-from storage.records import PromptInputs, RunRecord
+from storage.records import PromptInputs, RunRecord, canonical_json
 from storage.schemas import PROMPTS
 from tasks.prompts.contract import PrepareRequest
 from tasks.prompts.prepare import prepare
@@ -47,6 +49,7 @@ def launch(
         ValueError: model, data or config cannot work; the message says what to do.
     """
     refuse_existing(store, run)
+    check_storable(config)
     model_dir = base_model(config, watcher=watcher)
     facts = check_model(config, model_dir, watcher=watcher)
     watcher.say(check_fits(memory_plan(config, facts)))
@@ -89,6 +92,28 @@ def refuse_existing(store: ObjectStore, run: str) -> None:
         raise AlreadyExists(
             f"Run {run!r} exists in {store.uri} already. Expected a new name: continue it with "
             f"`rollbook resume {run}`, or launch with another --run."
+        )
+
+
+def check_storable(config: RunConfig) -> None:
+    """Checks that run.json will give back this config: whatever is stored must be read again.
+
+    Raises:
+        ValueError: it would not; names what is lost.
+    """
+    values = config.model_dump(mode="json")
+    try:
+        stored = RunConfig.model_validate_json(canonical_json(values))
+    except ValidationError as error:
+        raise ValueError(
+            f"The config cannot be stored: read back from JSON, {in_one_line(error)} Numbers must "
+            "be finite and texts whole Unicode."
+        ) from error
+    changed = [key for key, value in stored.model_dump(mode="json").items() if value != values[key]]
+    if changed:
+        raise ValueError(
+            f"The config cannot be stored: {', '.join(changed)} would read back from JSON as "
+            "something else. Use finite numbers and whole Unicode texts."
         )
 
 

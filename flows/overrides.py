@@ -42,9 +42,16 @@ def validated(values: dict[str, Any]) -> RunConfig:
 
 def _parse(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError:
         return text
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(
+        f"--set takes no {name}: a run is stored as JSON, which has no such number. Expected a "
+        f"finite number; a text of that name stands in quotes: '\"{name}\"'."
+    )
 
 
 def _assign(values: Any, path: list[str], value: Any, key: str) -> None:

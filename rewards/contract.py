@@ -64,7 +64,7 @@ class Score:
 class ScorerConfig(BaseModel):
     """Root of the settings of a scoring function: frozen, and unknown keys are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from storage.records import (
 class DatasetConfig(BaseModel):
     """One data set of the mixture; `kind` names a file of this folder, `options` its Config."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: str
     name: str | None = None
@@ -40,7 +40,7 @@ class DatasetConfig(BaseModel):
 class PromptsConfig(BaseModel):
     """Where prompts come from and how many groups a step takes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     datasets: Annotated[list[DatasetConfig], Field(min_length=1)]
     groups_per_step: Annotated[int, Field(gt=0)] = 64

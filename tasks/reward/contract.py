@@ -14,7 +14,7 @@ from storage.records import InputRef, ObjectRef, Record, StageRecord, request_di
 class RewardPart(BaseModel):
     """One scoring function and its weight in the sum."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: str
     """A file of `rewards/`: exact, numeric, math, format ..."""
@@ -40,7 +40,7 @@ class RewardPart(BaseModel):
 class RewardConfig(BaseModel):
     """How completions are graded, and what one sample may cost."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     parts: Annotated[list[RewardPart], Field(min_length=1)]
     cpu_limit_s: Annotated[float, Field(gt=0)] = 5.0

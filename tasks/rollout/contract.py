@@ -25,7 +25,7 @@ from storage.records import (
 class RolloutConfig(BaseModel):
     """How completions are sampled, and the limits of the engine that samples them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     group_size: Annotated[int, Field(gt=0)] = 8
     """Completions per prompt (G)."""

@@ -24,7 +24,7 @@ from storage.records import (
 class AlgorithmConfig(BaseModel):
     """Which file of `algorithms/`, and its settings (validated by its Config at launch)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: str = "grpo"
     options: dict[str, Any] = {}
@@ -33,7 +33,7 @@ class AlgorithmConfig(BaseModel):
 class TrainConfig(BaseModel):
     """How one step of experience becomes the next policy."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     algorithm: AlgorithmConfig = AlgorithmConfig()
     learning_rate: Annotated[float, Field(ge=0)] = 1e-6
@@ -92,7 +92,7 @@ class TrainConfig(BaseModel):
 class ModelConfig(BaseModel):
     """The base model of a run."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     path: str
     """A Hugging Face directory or hub name, or `builtin:<name>` for one that we make."""

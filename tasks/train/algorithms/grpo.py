@@ -24,7 +24,7 @@ GROUP_BASELINE = True
 class Config(BaseModel):
     """Settings of GRPO."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     scale: Literal["std", "none"] = "std"
     """Divide by the group's standard deviation (ddof 1), or leave the reward's own scale."""

@@ -52,6 +52,13 @@ def test_an_unknown_key_names_the_near_one(assignment: str, hint: str):
         (["train.algorithm.kind=grop"], "grpo"),
         (["train.probe_tokens=128"], "probe_tokens"),
         (["steps"], "no value"),
+        (["train.learning_rate=Infinity"], "no Infinity"),
+        (["rollout.temperature=NaN"], "no NaN"),
+        (["train.clip_norm=1e999"], "train.clip_norm"),
+        (["reward.parts.0.weight=-1e999"], "reward.parts.0.weight"),
+        (["prompts.datasets.0.weight=1e999"], "prompts.datasets.0.weight"),
+        (["evaluate.suites.held_out.temperature=1e999"], "temperature"),
+        (["train.algorithm.options.importance_cap=1e999"], "importance_cap"),
         (
             ["evaluate.suites.held_out.temperature=0", "evaluate.suites.held_out.completions=4"],
             "gre",
