@@ -38,14 +38,17 @@ def open_store(config: StoreConfig, *, writing: bool) -> ObjectStore:
     next(iter(store.list(runs_prefix())), None)
     if writing:
         probe(store)
-        _sweep(store)
+        sweep(store, "", older_than_s=STALE_AFTER_S)
     return store
 
 
-def _sweep(store: ObjectStore) -> None:
-    """What is left unfinished costs space only, so keys that may not list it are good enough."""
+def sweep(store: ObjectStore, prefix: str, *, older_than_s: float) -> None:
+    """Drops unfinished uploads under `prefix` that are older than that; never raises for one.
+
+    What is left unfinished costs space only, so keys that may not list it are good enough.
+    """
     try:
-        store.sweep("", older_than_s=STALE_AFTER_S)
+        store.sweep(prefix, older_than_s=older_than_s)
     except StorageError as error:
         _log.info("Unfinished uploads in %s were not looked for: %s", store.uri, error)
 

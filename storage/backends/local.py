@@ -284,7 +284,11 @@ def _modified(path: Path) -> float:
 
 def _remove_if_dead(path: Path) -> bool:
     """Removes a temporary file whose writer's lock is gone; says whether it did."""
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return False  # Its writer or another sweeper was quicker.
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -172,6 +172,22 @@ def test_temporary_files_of_dead_writers_are_swept_and_of_living_ones_kept(
     assert [listed.key for listed in store.list("")] == ["a"]
 
 
+def test_a_sweeper_that_comes_second_finds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = local.LocalStore(tmp_path)
+    store.put("a", b"x")
+    dead = tmp_path / local.PRIVATE / "tmp" / "dead"
+    dead.write_bytes(b"half")
+
+    def removed_meanwhile(path: Path) -> float:
+        path.unlink()
+        return 0.0
+
+    monkeypatch.setattr(local, "_modified", removed_meanwhile)
+    assert store.sweep("", older_than_s=0) == 0
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 def test_a_full_disk_is_said_and_leaves_nothing_half_written(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
