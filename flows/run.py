@@ -21,11 +21,12 @@ from flows.step import step
 from flows.stores import resolve_store
 from flows.topologies import TOPOLOGIES
 from infra.home import home
+from storage.errors import LeaseHeld
 from storage.layout import run_prefix
-from storage.leases import hold
+from storage.leases import Lease, hold
 from storage.ledger import head, read_evals, read_run
 from storage.object_store import ObjectStore
-from storage.opening import open_store
+from storage.opening import open_store, sweep
 from storage.store_config import StoreConfig
 from tasks.workspace import Workspace, open_workspace
 
@@ -132,7 +133,7 @@ def advance(
 
     Raises:
         NotFound: there is no such run; launch it first.
-        LeaseHeld: another controller advances it.
+        LeaseHeld: another controller advances it, or took it over meanwhile.
     """
     store_config = resolve_store(store, endpoint)
     opened = open_store(store_config, writing=True)
@@ -144,19 +145,19 @@ def advance(
     with (
         watching(run, first=first, last=last) as watcher,
         controller_settings(),
-        _held(opened, run),
+        _held(opened, run) as lease,
         _open_session(opened, store_config, run, watcher, last) as session,
     ):
-        _advance_session(session, last)
+        _advance_session(session, last, lease=lease)
     return run_url(flow_run.get_id())
 
 
 @contextmanager
-def _held(store: ObjectStore, run: str) -> Iterator[None]:
+def _held(store: ObjectStore, run: str) -> Iterator[Lease]:
     """Holds the controller's lease; what uploads a dead controller left open are given up."""
-    with hold(store, run, "controller"):
-        store.sweep(run_prefix(run), older_than_s=0)
-        yield
+    with hold(store, run, "controller") as lease:
+        sweep(store, run_prefix(run), older_than_s=0)
+        yield lease
 
 
 @contextmanager
@@ -202,19 +203,37 @@ def _open_session(
         yield stack.enter_context(registered(session))
 
 
-def _advance_session(session: Session, last: int) -> None:
+def _advance_session(session: Session, last: int, *, lease: Lease) -> None:
     run, watcher = session.run.run, session.watcher
     _say_where(session)
     if session.head is None:
+        stop_if_lost(lease)
         genesis(run)
     _evaluate_if_due(session, last)
     silent = 0
     while session.last_commit.step < last:
+        stop_if_lost(lease)
         began = time.monotonic()
         step(run, session.last_commit.step + 1)
         watcher.committed(session.last_commit, seconds=time.monotonic() - began)
         silent = _count_silent(session, silent)
         _evaluate_if_due(session, last)
+
+
+def stop_if_lost(lease: Lease) -> None:
+    """Lets a controller that was paused past its lease end before it spends more time.
+
+    Raises:
+        LeaseHeld: another controller holds the lease.
+    """
+    if lease.lost:
+        run = lease.state.run
+        raise LeaseHeld(
+            f"Another controller took run {run!r} over while this one (process "
+            f"{lease.state.pid}) was paused or cut off from the store. Expected to hold the lease "
+            "before every step. Nothing is lost: the other one continues from the last commit; "
+            f"once it has ended, `rollbook resume {run}` goes on."
+        )
 
 
 def _say_where(session: Session) -> None:

@@ -1,0 +1,78 @@
+"""What the controller looks at before it spends time: its lease and the recent commits."""
+
+import uuid
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from flows import run as flows_run
+from flows.progress import Watcher
+from flows.recipes import RECIPES
+from flows.session import Session
+from storage import ledger
+from storage.backends.memory import MemoryStore
+from storage.errors import LeaseHeld, NotFound
+from storage.layout import lease_key
+from storage.leases import hold
+from tasks.workspace import Workspace
+from tests.contract import records
+
+
+class Silent:
+    """A watcher that nobody reads."""
+
+    def say(self, text: str) -> None:
+        """Says nothing."""
+
+
+class KeysMayNotList(MemoryStore):
+    """A store whose credentials may not list unfinished uploads."""
+
+    def sweep(self, prefix: str, *, older_than_s: float) -> int:
+        """Refuses, as S3 does."""
+        raise NotFound("AccessDenied: ListMultipartUploads")
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    """A run at commit 0 that wants no evaluation; its engines were never started."""
+    store = MemoryStore(uuid.uuid4().hex)
+    record = records.run_record()
+    digest = ledger.create_run(store, record)
+    commit, newest, _ = ledger.put_commit(store, records.commit(0, digest))
+    config = RECIPES["addition"]()
+    quiet = config.evaluate.model_copy(update={"suites": {}})
+    nothing = cast(Any, None)
+    return Session(
+        store=store,
+        run=record,
+        run_digest=digest,
+        config=config.model_copy(update={"evaluate": quiet}),
+        stages=nothing,
+        workspace=Workspace(cache=tmp_path, scratch=tmp_path),
+        watcher=cast(Watcher, Silent()),
+        reports=nothing,
+        head=(commit, newest),
+    )
+
+
+def test_a_controller_that_lost_its_lease_begins_no_step(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+):
+    begun: list[int] = []
+    monkeypatch.setattr(flows_run, "step", lambda run, step: begun.append(step))
+    with hold(session.store, "r", "controller", ttl_s=0.3) as lease:
+        key = lease_key("r", "controller")
+        theirs = lease.state.model_copy(update={"token": "theirs", "host": "elsewhere"})
+        cast(MemoryStore, session.store).put(key, theirs.to_bytes())
+        assert lease._ended.wait(10)
+        with pytest.raises(LeaseHeld, match=r"took run 'r' over.*Nothing is lost"):
+            flows_run._advance_session(session, 1, lease=lease)
+    assert begun == []
+
+
+def test_a_sweep_that_is_not_allowed_keeps_nobody_from_the_lease():
+    store = KeysMayNotList(uuid.uuid4().hex)
+    with flows_run._held(store, "r") as lease:
+        assert not lease.lost
