@@ -4,10 +4,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from storage.layout import RUN_NAME
 from tasks.prompts.contract import PromptsConfig
 from tasks.prompts.opening import check_options
 from tasks.reward.contract import RewardConfig
-from tasks.rollout.contract import RolloutConfig
+from tasks.rollout.contract import MIN_TEMPERATURE, RolloutConfig
 from tasks.train.algorithms import ALGORITHMS
 from tasks.train.contract import ModelConfig, TrainConfig
 
@@ -20,7 +21,7 @@ class EvalSuite(BaseModel):
     completions: Annotated[int, Field(gt=0)] = 1
     """Completions per prompt (n)."""
     temperature: Annotated[float, Field(ge=0)] = 1.0
-    """0 is greedy."""
+    """0 is greedy, else at least 0.01."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=0)] = 0
     """0 is off."""
@@ -30,11 +31,16 @@ class EvalSuite(BaseModel):
     """The first so many held-out prompts; default: all."""
 
     @model_validator(mode="after")
-    def _greedy_is_one(self) -> "EvalSuite":
+    def _temperature_makes_sense(self) -> "EvalSuite":
         if self.temperature == 0 and self.completions > 1:
             raise ValueError(
                 f"A greedy suite (temperature 0) with {self.completions} completions samples the "
                 "same text again. Set completions to 1 or a temperature above 0."
+            )
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            raise ValueError(
+                f"temperature is {self.temperature}. Expected 0 (greedy) or at least "
+                f"{MIN_TEMPERATURE}: the engine samples no colder."
             )
         return self
 
@@ -46,8 +52,18 @@ class EvaluateConfig(BaseModel):
 
     every: Annotated[int, Field(gt=0)] = 20
     """Steps between evaluations."""
-    suites: dict[str, EvalSuite] = {"held_out": EvalSuite()}
+    suites: Annotated[dict[str, EvalSuite], Field(min_length=1)] = {"held_out": EvalSuite()}
     """By name; the first one is what progress and reports show as accuracy."""
+
+    @model_validator(mode="after")
+    def _names_can_be_keys(self) -> "EvaluateConfig":
+        for name in self.suites:
+            if not RUN_NAME.fullmatch(name):
+                raise ValueError(
+                    f"Suite name {name!r} is not usable. Expected 1 to 64 letters, digits, '.', "
+                    "'_' or '-', starting with a letter or digit."
+                )
+        return self
 
 
 class RunConfig(BaseModel):

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pydantic import ValidationError
 
 from flows.config import RunConfig, in_one_line, max_prompt_tokens
+from flows.limits import check_limits, check_pythons
 from flows.memory import check_fits, memory_plan
 from flows.model import base_model, check_model, model_files
 from flows.progress import Watcher
@@ -50,8 +51,11 @@ def launch(
     """
     refuse_existing(store, run)
     check_storable(config)
+    check_pythons(config)
     model_dir = base_model(config, watcher=watcher)
     facts = check_model(config, model_dir, watcher=watcher)
+    for warning in check_limits(config, facts, model_dir=model_dir):
+        watcher.say(warning)
     watcher.say(check_fits(memory_plan(config, facts)))
     model = put_input(store, model_files(model_dir))
     watcher.begin("prompts: reading and tokenising")

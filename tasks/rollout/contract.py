@@ -21,6 +21,9 @@ from storage.records import (
     request_digest,
 )
 
+MIN_TEMPERATURE = 0.01
+"""What vLLM would raise a lower temperature to, so that another one would be recorded."""
+
 
 class RolloutConfig(BaseModel):
     """How completions are sampled, and the limits of the engine that samples them."""
@@ -33,7 +36,7 @@ class RolloutConfig(BaseModel):
     """Groups in one shard: the unit of storage and retry, never of the number of engines."""
     max_tokens: Annotated[int, Field(gt=0)] = 256
     """Most new tokens of a completion."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Annotated[float, Field(ge=MIN_TEMPERATURE)] = 1.0
     mode: Literal["replayable"] = "replayable"
     """`replayable`: one generate call per shard in a fixed order, so bits follow the request."""
     max_model_len: Annotated[int, Field(gt=1)] = 1024

@@ -20,6 +20,8 @@ from storage.records import (
     request_digest,
 )
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
 
 class AlgorithmConfig(BaseModel):
     """Which file of `algorithms/`, and its settings (validated by its Config at launch)."""
@@ -44,7 +46,7 @@ class TrainConfig(BaseModel):
     """Updates after which a `linear` or `cosine` schedule has reached its floor."""
     schedule_floor: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the rate that a `linear` or `cosine` schedule ends at and keeps."""
-    adam_betas: tuple[float, float] = (0.9, 0.999)
+    adam_betas: tuple[Decay, Decay] = (0.9, 0.999)
     adam_eps: Annotated[float, Field(gt=0)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     clip_norm: Annotated[float, Field(gt=0)] = 1.0
