@@ -3,11 +3,12 @@
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from typing import Any
 
 from storage.errors import Corrupt, NotFound
-from storage.ledger import put_commit, read_commit, read_record
+from storage.ledger import put_commit, read_commit, read_plan, read_record, read_run
 from storage.object_store import ObjectStore
-from storage.records import ObjectRef, PolicyRef, RecordRef, StageRecord, StepCommit
+from storage.records import ObjectRef, Plan, PolicyRef, RecordRef, StageRecord, StepCommit
 from tasks.checkpoint.contract import CheckpointRequest, CheckpointResult
 from tasks.workspace import Workspace
 
@@ -32,14 +33,19 @@ def run(
         workspace: unused, likewise.
 
     Raises:
-        Corrupt: a record does not follow from this step's records and its ancestors, or an object
+        Corrupt: the plan is not this step's, a record does not follow from the plan, this step's
+            records and its ancestors, or an object
             that it names has another size; the message names the record that has to go.
         NotFound: an object that a record names is not there; likewise.
     """
     scope = request.scope
     records = {ref.stage: read_record(store, ref) for ref in request.records}
-    previous = read_commit(store, scope.run, scope.step - 1)[0] if scope.step else None
-    _check_inputs(request, records, previous)
+    before = read_commit(store, scope.run, scope.step - 1) if scope.step else None
+    previous = before[0] if before else None
+    plan = _check_plan(request, store, before)
+    if request.kind == "train":
+        assert previous is not None, "a train step follows a committed one"
+        _check_inputs(request, records, plan, previous)
     _check_outputs(request, store, records)
     train = records.get("train")
     policy, state_id = _resulting_policy(request, train, previous)
@@ -74,32 +80,54 @@ def _resulting_policy(
     return previous.policy, previous.state_id
 
 
+def _check_plan(
+    request: CheckpointRequest, store: ObjectStore, previous: tuple[StepCommit, str] | None
+) -> Plan:
+    """Returns the plan if it is one of this step, made on the history that stands."""
+    scope = request.scope
+    plan = read_plan(store, request.plan)
+    before = previous[1] if previous else read_run(store, scope.run)[1]
+    _follows(request, "the plan", "run", plan.run, scope.run)
+    _follows(request, "the plan", "step", plan.step, scope.step)
+    _follows(request, "the plan", "previous commit", plan.previous, before)
+    return plan
+
+
 def _check_inputs(
-    request: CheckpointRequest, records: dict[str, StageRecord], previous: StepCommit | None
+    request: CheckpointRequest, records: dict[str, StageRecord], plan: Plan, previous: StepCommit
 ) -> None:
-    """Checks that every input is an output of this step's records or of the step before."""
-    if request.kind != "train":
-        return
-    assert previous is not None, "a train step follows a committed one"
-    outputs = {
-        stage: {name: ref.sha256 for name, ref in record.outputs.items()}
-        for stage, record in records.items()
+    """Checks that the plan's records are there, made from one another and from the step before."""
+    rollouts = [f"rollout-{shard.index:04d}" for shard in plan.shards]
+    rewards = [f"reward-{shard.index:04d}" for shard in plan.shards]
+    found = sorted(ref.stage for ref in request.records)
+    _follows(
+        request, "the step", "stages", found, sorted(["prompts", *rollouts, *rewards, "train"])
+    )
+    drawn = next(ref for ref in request.records if ref.stage == "prompts")
+    _follows(request, "the plan", "prompts record", drawn, plan.prompts)
+    prompts = _output(records["prompts"], "prompts")
+    samples = [_output(records[stage], "samples") for stage in rollouts]
+    graded = [_output(records[stage], "rewards") for stage in rewards]
+    expected: dict[str, dict[str, Any]] = {}
+    for shard, stage in zip(plan.shards, rollouts, strict=True):
+        rows = [shard.start, shard.stop]
+        expected[stage] = {"prompts": prompts, "policy": previous.policy_digest, "rows": rows}
+    for stage, sampled in zip(rewards, samples, strict=True):
+        expected[stage] = {"samples": sampled, "prompts": prompts}
+    expected["train"] = {
+        "samples": samples,
+        "rewards": graded,
+        "policy": previous.policy_digest,
+        "state_id": previous.state_id,
     }
-    rollouts = sorted(stage for stage in records if stage.startswith("rollout-"))
-    rewards = sorted(stage for stage in records if stage.startswith("reward-"))
-    for stage in rollouts:
-        body = records[stage].request
-        _follows(request, stage, "prompts", body["prompts"], outputs["prompts"]["prompts"])
-        _follows(request, stage, "policy", body["policy"], previous.policy_digest)
-    for stage in rewards:
-        samples = outputs[stage.replace("reward-", "rollout-")]["samples"]
-        _follows(request, stage, "samples", records[stage].request["samples"], samples)
-    train = records["train"].request
-    samples = [outputs[stage]["samples"] for stage in rollouts]
-    _follows(request, "train", "samples", train["samples"], samples)
-    graded = [outputs[stage]["rewards"] for stage in rewards]
-    _follows(request, "train", "rewards", train["rewards"], graded)
-    _follows(request, "train", "state_id", train["state_id"], previous.state_id)
+    for stage, fields in expected.items():
+        for name, value in fields.items():
+            _follows(request, stage, name, records[stage].request.get(name), value)
+
+
+def _output(record: StageRecord, name: str) -> str | None:
+    ref = record.outputs.get(name)
+    return ref.sha256 if ref else None
 
 
 def _follows(
@@ -107,9 +135,10 @@ def _follows(
 ) -> None:
     if found != expected:
         raise Corrupt(
-            f"Step {request.scope.step} of {request.scope.run} is not closed: the {stage} record "
-            f"was made from {name} {found}. Expected {expected}, an output of this step or its "
-            "ancestors. Nothing was committed; resume the run to redo the stage."
+            f"Step {request.scope.step} of {request.scope.run} is not closed: {name} of "
+            f"{stage} is {found}. Expected {expected}, as plan {request.plan.key} and the step "
+            "before say. Nothing was committed; commit the records that this plan's "
+            "stages return."
         )
 
 

@@ -21,6 +21,8 @@ from storage.records import (
     PromptInputs,
     RecordRef,
     RunRecord,
+    SamplingPolicy,
+    ShardPlan,
     StageRecord,
     request_digest,
 )
@@ -71,17 +73,39 @@ def policy(store: ObjectStore, step: int) -> PolicyRef:
     )
 
 
-def plan(store: ObjectStore, step: int, previous: str) -> ObjectRef:
+def plan(
+    store: ObjectStore,
+    step: int,
+    previous: str,
+    *,
+    prompts: RecordRef | None = None,
+    num_shards: int = 0,
+    revision: int = 0,
+) -> ObjectRef:
+    sampling = SamplingPolicy(group_size=1, temperature=1.0, max_tokens=1, stop_token_ids=[1])
+    shards = [
+        ShardPlan(
+            index=index,
+            start=index,
+            stop=index + 1,
+            sampling=sampling,
+            policy_version=step - 1,
+            policy_digest="",
+            seed=1,
+        )
+        for index in range(num_shards)
+    ]
     kind = "train" if step else "genesis"
     return adopt_plan(
         store,
         Plan(
             run=RUN,
             step=step,
+            revision=revision,
             kind=kind,
             previous=previous,
-            prompts=None,
-            shards=[],
+            prompts=prompts,
+            shards=shards,
             cursor=Cursor(),
             configs={},
         ),
@@ -128,23 +152,28 @@ def first_step(
         body = {
             "prompts": objects["prompts"].sha256,
             "policy": changes.get("policy", before.commit.policy_digest),
+            "rows": changes.get("rows", [shard, shard + 1]),
             "seed": str(shard),
         }
         samples = objects[f"samples{shard}"]
         refs.append(record(store, 1, f"rollout-000{shard}", body, {"samples": samples}))
-        graded = {"samples": changes.get("graded", samples.sha256), "shard": shard}
+        graded = {
+            "samples": changes.get("graded", samples.sha256),
+            "prompts": changes.get("graded_prompts", objects["prompts"].sha256),
+        }
         rewards = objects[f"rewards{shard}"]
         refs.append(record(store, 1, f"reward-000{shard}", graded, {"rewards": rewards}))
     trained = {
         "samples": [objects["samples0"].sha256, objects["samples1"].sha256],
         "rewards": changes.get("rewards", [objects["rewards0"].sha256, objects["rewards1"].sha256]),
+        "policy": changes.get("trained_policy", before.commit.policy_digest),
         "state_id": changes.get("state_id", before.commit.state_id),
     }
     refs.append(record(store, 1, "train", trained, {"train": objects["train"]}, policy(store, 1)))
     request = CheckpointRequest(
         scope=StepScope(run=RUN, step=1),
         kind="train",
-        plan=plan(store, 1, before.digest),
+        plan=plan(store, 1, before.digest, prompts=refs[0], num_shards=2),
         records=refs,
         cursor=Cursor(drawn=2),
         previous=before.digest,
@@ -175,10 +204,13 @@ def test_a_second_attempt_adopts_the_commit_that_stands(store: ObjectStore):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"policy": "another policy"}, "rollout-0000 record was made from policy"),
-        ({"graded": "0" * 64}, "reward-0000 record was made from samples"),
-        ({"rewards": []}, "train record was made from rewards"),
-        ({"state_id": "another state"}, "train record was made from state_id"),
+        ({"policy": "another policy"}, "policy of rollout-0000 is"),
+        ({"graded": "0" * 64}, "samples of reward-0000 is"),
+        ({"rewards": []}, "rewards of train is"),
+        ({"state_id": "another state"}, "state_id of train is"),
+        ({"trained_policy": "another policy"}, "policy of train is"),
+        ({"graded_prompts": "0" * 64}, "prompts of reward-0000 is"),
+        ({"rows": [0, 2]}, "rows of rollout-0000 is"),
     ],
 )
 def test_a_record_of_other_inputs_is_named_and_nothing_committed(
@@ -188,6 +220,30 @@ def test_a_record_of_other_inputs_is_named_and_nothing_committed(
     request, _ = first_step(store, before, **changes)
     with pytest.raises(Corrupt, match=named):
         run(request, store)
+    assert head(store, RUN) == (before.commit, before.digest)
+
+
+def test_a_step_without_one_of_its_shards_is_not_closed(store: ObjectStore):
+    request, _ = first_step(store, genesis(store))
+    for left_out in range(len(request.records)):
+        records = [ref for at, ref in enumerate(request.records) if at != left_out]
+        with pytest.raises(Corrupt, match="stages of the step"):
+            run(request.model_copy(update={"records": records}), store)
+
+
+def test_a_plan_of_other_prompts_another_step_or_history_is_refused(store: ObjectStore):
+    before = genesis(store)
+    request, _ = first_step(store, before)
+    others = {
+        "prompts record": plan(
+            store, 1, before.digest, prompts=request.records[1], num_shards=2, revision=1
+        ),
+        "step": plan(store, 2, before.digest),
+        "previous commit": plan(store, 1, "another", prompts=request.records[0], revision=2),
+    }
+    for named, other in others.items():
+        with pytest.raises(Corrupt, match=f"{named} of the plan is"):
+            run(request.model_copy(update={"plan": other}), store)
     assert head(store, RUN) == (before.commit, before.digest)
 
 
