@@ -109,6 +109,11 @@ def eval_key(scope: EvalScope) -> str:
     return f"{scope.prefix}/eval.json"
 
 
+def is_eval_key(key: str) -> bool:
+    """Tells whether `key` is an EvalRecord's."""
+    return re.fullmatch(r"runs/[^/]+/evals/\d+/[^/]+/eval\.json", key) is not None
+
+
 def lease_key(run: str, role: str) -> str:
     """Liveness of a controller or service of a run."""
     return f"runs/{run}/leases/{role}.json"

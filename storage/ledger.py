@@ -16,6 +16,7 @@ from storage.layout import (
     commit_key,
     eval_key,
     evals_prefix,
+    is_eval_key,
     plan_key,
     plan_revision_of_key,
     plans_prefix,
@@ -92,10 +93,11 @@ def head(store: ObjectStore, run: str) -> tuple[StepCommit, str] | None:
     """Returns the newest commit of a run and its digest, or None before genesis.
 
     By step number, never by time: a search over commit keys, then a look at what lies after the
-    one that was found. Half-written steps do not count.
+    one that was found. Half-written steps do not count. The search looks at few commits: a hole
+    that it does not come by stays unnoticed here. `commits` finds every hole and change.
 
     Raises:
-        Corrupt: a commit is missing below one that is there.
+        Corrupt: a commit lies after the one that the search found.
     """
     newest = _newest_step(store, run)
     after = commit_key(run, newest) if newest >= 0 else ""
@@ -264,11 +266,7 @@ def put_eval(store: ObjectStore, record: EvalRecord) -> EvalRecord:
 def read_evals(store: ObjectStore, run: str) -> list[EvalRecord]:
     """Returns all evaluations of a run by policy version, then suite."""
     keys = [entry.key for entry in store.list(evals_prefix(run))]
-    return [
-        _parse(EvalRecord, store.get(key), key)
-        for key in keys
-        if re.fullmatch(r"runs/[^/]+/evals/\d+/[^/]+/eval\.json", key)
-    ]
+    return [_parse(EvalRecord, store.get(key), key) for key in keys if is_eval_key(key)]
 
 
 def _adopt(store: ObjectStore, key: str, record: _Record) -> tuple[_Record, str, bool]:
