@@ -24,13 +24,17 @@ from infra.home import home
 from storage.errors import LeaseHeld
 from storage.layout import run_prefix
 from storage.leases import Lease, hold
-from storage.ledger import head, read_evals, read_run
+from storage.ledger import commits, head, read_evals, read_run
 from storage.object_store import ObjectStore
 from storage.opening import open_store, sweep
+from storage.records import StepCommit
 from storage.store_config import StoreConfig
 from tasks.workspace import Workspace, open_workspace
 
 log = logging.getLogger(__name__)
+
+NUM_CHECKED_COMMITS = 100
+"""How far back the chain is checked before engines start; older commits cost a read each."""
 
 
 def train_run(
@@ -166,6 +170,7 @@ def _open_session(
 ) -> Iterator[Session]:
     record, run_digest = read_run(store, run)
     config = RunConfig.model_validate(record.config)
+    newest = checked_head(store, run)
     with ExitStack() as stack:
         workspace: Workspace = stack.enter_context(open_workspace(home()))
         place = TOPOLOGIES[config.topology]
@@ -179,7 +184,6 @@ def _open_session(
                 say=watcher.say,
             )
         )
-        newest = head(store, run)
         reports = Reports(
             store,
             record,
@@ -201,6 +205,19 @@ def _open_session(
             head=newest,
         )
         yield stack.enter_context(registered(session))
+
+
+def checked_head(store: ObjectStore, run: str) -> tuple[StepCommit, str] | None:
+    """Returns the newest commit and its digest after checking the last commits' chain.
+
+    Raises:
+        Corrupt: one of the last commits was changed or is gone; the message names it.
+    """
+    newest = head(store, run)
+    first = max(newest[0].step + 1 - NUM_CHECKED_COMMITS, 0) if newest else 0
+    for found in commits(store, run, start=first):
+        newest = found
+    return newest
 
 
 def _advance_session(session: Session, last: int, *, lease: Lease) -> None:

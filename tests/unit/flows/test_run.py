@@ -12,11 +12,12 @@ from flows.recipes import RECIPES
 from flows.session import Session
 from storage import ledger
 from storage.backends.memory import MemoryStore
-from storage.errors import LeaseHeld, NotFound
-from storage.layout import lease_key
+from storage.errors import Corrupt, LeaseHeld, NotFound
+from storage.layout import commit_key, lease_key
 from storage.leases import hold
 from tasks.workspace import Workspace
 from tests.contract import records
+from tests.contract.faulty_store import FaultyStore
 
 
 class Silent:
@@ -76,3 +77,28 @@ def test_a_sweep_that_is_not_allowed_keeps_nobody_from_the_lease():
     store = KeysMayNotList(uuid.uuid4().hex)
     with flows_run._held(store, "r") as lease:
         assert not lease.lost
+
+
+@pytest.mark.parametrize("lost", [0, 2, 4])
+def test_a_commit_missing_among_the_last_is_named_before_engines_start(lost: int):
+    store = MemoryStore(uuid.uuid4().hex)
+    previous = ledger.create_run(store, records.run_record())
+    assert flows_run.checked_head(store, "r") is None
+    for step in range(6):
+        commit, previous, _ = ledger.put_commit(store, records.commit(step, previous))
+    assert flows_run.checked_head(store, "r") == (commit, previous)
+    store.delete(commit_key("r", lost))
+    with pytest.raises(Corrupt, match=rf"steps/0000000{lost}/commit\.json|of step {lost} does"):
+        flows_run.checked_head(store, "r")
+
+
+def test_only_the_last_commits_are_read_before_engines_start(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(flows_run, "NUM_CHECKED_COMMITS", 2)
+    store = FaultyStore(MemoryStore(uuid.uuid4().hex))
+    previous = ledger.create_run(store, records.run_record())
+    for step in range(6):
+        _, previous, _ = ledger.put_commit(store, records.commit(step, previous))
+    store.calls.clear()
+    flows_run.checked_head(store, "r")
+    read = {call for call in store.calls if call.startswith("get ")}
+    assert read == {f"get {commit_key('r', step)}" for step in (3, 4, 5)}
