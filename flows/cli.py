@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from typer.core import TyperCommand
 
+from flows.show import RunSummary
 from flows.terminal import print_next, print_summary
 from tasks.errors import Permanent, Transient
 
@@ -98,8 +99,14 @@ def launch(  # noqa: PLR0913 - every option is a parameter
     if store_config.scheme == "s3":
         ensure_bucket(store_config, may_create=may_create)
     summary = train_run(config, run=run, store=store, endpoint=endpoint)
+    _print_end(summary)
+
+
+def _print_end(summary: RunSummary) -> None:
+    from flows.stores import store_options
+
     print_summary(summary)
-    print_next(summary)
+    print_next(summary, store_options=store_options(summary.store, summary.endpoint))
 
 
 @app.command()
@@ -118,8 +125,7 @@ def resume(
     from flows.run import resume_run
 
     summary = resume_run(run, steps=steps, store=store, endpoint=endpoint)
-    print_summary(summary)
-    print_next(summary)
+    _print_end(summary)
 
 
 @app.command()

@@ -33,7 +33,7 @@ def resolve_store(uri: str | None = None, endpoint: str | None = None) -> StoreC
                 "--store s3://bucket/prefix (with --endpoint) or --store DIRECTORY, or set "
                 f"{STORE_VARIABLE}."
             )
-        chosen, address = f"s3://{local.s3_bucket}", local.s3_endpoint
+        chosen, address = _default(local)
     if local is not None and address == local.s3_endpoint:
         _use_credentials(local)
     return StoreConfig(uri=chosen, endpoint=address if chosen.startswith("s3://") else None)
@@ -49,9 +49,20 @@ def _use_credentials(local: LocalServices) -> None:
     os.environ.setdefault("AWS_DEFAULT_REGION", "us-east-1")
 
 
-def store_address(config: StoreConfig) -> str:
-    """Returns the store as a person would type it."""
-    return f"{config.uri} --endpoint {config.endpoint}" if config.endpoint else config.uri
+def store_options(uri: str, endpoint: str | None) -> list[str]:
+    """Returns the options that make a command talk to this store, in any shell on this machine.
+
+    None for the local server, which is where a command goes that says nothing.
+    """
+    local = local_services()
+    is_local = local is not None and (uri, endpoint) == _default(local)
+    if is_local and STORE_VARIABLE not in os.environ:
+        return []
+    return ["--store", uri, *(["--endpoint", endpoint] if endpoint else [])]
+
+
+def _default(local: LocalServices) -> tuple[str, str]:
+    return f"s3://{local.s3_bucket}", local.s3_endpoint
 
 
 def ensure_bucket(config: StoreConfig, *, may_create: Callable[[str], bool]) -> None:

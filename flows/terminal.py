@@ -1,5 +1,10 @@
 """How a run reads in a terminal: its figures, its curve, and what to try next."""
 
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
 import plotext
 from rich.console import Console
 from rich.table import Table
@@ -24,29 +29,51 @@ def print_summary(summary: RunSummary) -> None:
     if trained:
         console.print(_steps_table(summary))
     for line in held_out_lines(summary.evals):
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     console.print(
         f"run {summary.run} in {summary.store}: step {summary.head_step}, policy version "
         f"{summary.policy_version}, digest {(summary.policy_digest or '-')[:16]}",
         highlight=False,
         soft_wrap=True,
+        markup=False,
     )
 
 
-def print_next(summary: RunSummary) -> None:
-    """Prints where a run is and three commands to try on it."""
+def print_next(summary: RunSummary, *, store_options: list[str]) -> None:
+    """Prints where a run is and three commands to try on it.
+
+    `store_options` are those that lead a command to the run's store.
+    """
     console = Console()
     where = f" (--endpoint {summary.endpoint})" if summary.endpoint else ""
     lines = [
         f"in the Prefect UI: {summary.ui_url or 'no lasting server (`make up` starts one)'}",
         f"in the store:      {summary.store}/runs/{summary.run}/{where}",
         "try next:",
-        f"  rollbook show {summary.run} --json",
-        f"  rollbook resume {summary.run} --steps 20",
-        f"  rollbook export {summary.run} exported-{summary.run}",
+        *(f"  {command}" for command in next_commands(summary, store_options)),
     ]
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def next_commands(summary: RunSummary, store_options: list[str]) -> list[str]:
+    """Returns three commands that work when pasted into a shell on this machine."""
+    run, step = summary.run, summary.head_step
+    words = [
+        ["show", run, "--json"],
+        ["resume", run, "--steps", "20"],
+        ["export", run, f"exported-{run}-{step}"],
+    ]
+    return [shlex.join([_program(), *command, *store_options]) for command in words]
+
+
+def _program() -> str:
+    """Returns `rollbook`, or where it lies beside this interpreter if no PATH leads there."""
+    beside = Path(sys.executable).with_name("rollbook")
+    if shutil.which("rollbook") or not beside.exists():
+        return "rollbook"
+    here = Path.cwd()
+    return str(beside.relative_to(here) if beside.is_relative_to(here) else beside)
 
 
 def curve(rewards: list[tuple[int, float]], evaluations: list[EvalSummary], *, width: int) -> str:
