@@ -5,12 +5,14 @@ import importlib.util
 import json
 import re
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from flows.config import RunConfig
 from flows.progress import Watcher
 from infra.home import engines_python, home
+from tasks.processes import end_group
 from tasks.train.origins import BUILTIN
 
 WEIGHT_FILES = re.compile(r".*\.(safetensors|bin|pt|pth|gguf|h5|msgpack)(\.index\.json)?$")
@@ -89,19 +91,42 @@ def weight_digests(directory: Path) -> dict[str, str]:
 
 
 def _origins(config: RunConfig, *arguments: str, watcher: Watcher) -> str:
-    """Runs the model maker in the engines' environment; returns its last line."""
-    command = [config.train.python or engines_python(), "-m", "tasks.train.origins", *arguments]
-    last, errors = "", []
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        for line in process.stdout:
-            last = line.strip()
-            if last and not last.startswith("{"):
-                watcher.begin(last)
-        errors = process.stderr.read().strip().splitlines()
+    """Runs the model maker in the engines' environment; returns its last line.
+
+    It is a session and group of its own, and ends with this call however this call ends.
+    """
+    python = config.train.python or engines_python()
+    command = [python, "-m", "tasks.train.origins", "--lifeline", *arguments]
+    # A file, because a pipe that nobody reads fills up and stops the maker.
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,  # Never written to: it closes when this process ends.
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )
+        try:
+            last = _last_line(process, watcher)
+        finally:
+            end_group(process, grace_s=0.0)
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                pipe.close()
+        errors.seek(0)
+        said = errors.read().decode("utf-8", "replace").strip().splitlines()
     if process.returncode:
-        raise ValueError(errors[-1] if errors else f"{' '.join(command)} ended without a word.")
+        raise ValueError(said[-1] if said else f"{' '.join(command)} ended without a word.")
+    return last
+
+
+def _last_line(process: "subprocess.Popen[bytes]", watcher: Watcher) -> str:
+    """Passes on what the maker says until it ends."""
+    last = ""
+    assert process.stdout is not None
+    for line in process.stdout:
+        last = line.decode("utf-8", "replace").strip()
+        if last and not last.startswith("{"):
+            watcher.begin(last)
+    process.wait()
     return last

@@ -10,12 +10,14 @@ import json
 import os
 import shutil
 import sys
-import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from tasks.errors import Permanent
+from tasks.processes import kill_group
 from tasks.train.origins import BUILTIN
+from tasks.train.origins.landing import open_landing
 
 
 def main() -> int:
@@ -25,17 +27,29 @@ def main() -> int:
     parser.add_argument("directory", type=Path, help="where the model is, or is to be")
     parser.add_argument("--check", action="store_true", help="check the directory, print JSON")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads; part of the result")
+    parser.add_argument("--lifeline", action="store_true", help="end when standard input closes")
     arguments = parser.parse_args()
     if not arguments.check and arguments.name is None:
         parser.error("a model NAME is needed, unless --check is given")
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
     os.environ.setdefault("TQDM_DISABLE", "1")
+    if arguments.lifeline:
+        if os.getpgrp() != os.getpid():
+            os.setsid()
+        threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         _work(arguments)
     except (Permanent, OSError, ValueError) as error:
         print(f"{type(error).__name__}: {error}".replace("\n", " "), file=sys.stderr)  # noqa: T201
         return 1
     return 0
+
+
+def _end_with_parent() -> None:
+    """Ends this process and its group when the parent does, which holds our standard input."""
+    while os.read(0, 1):
+        pass
+    kill_group(os.getpid())
 
 
 def _work(arguments: argparse.Namespace) -> None:
@@ -62,9 +76,8 @@ def make(name: str, directory: Path, *, threads: int, say: Callable[[str], None]
     """
     if directory.exists():
         return
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".making-") as landing:
-        made = Path(landing) / "model"
+    with open_landing(directory.parent) as landing:
+        made = landing / "model"
         _maker(name)(name, made, threads=threads, say=say)
         try:
             made.rename(directory)

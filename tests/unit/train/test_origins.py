@@ -1,7 +1,10 @@
 """Base models: the addition model's tokens and split, and what the check refuses."""
 
+import fcntl
 import json
+import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -105,3 +108,24 @@ def test_local_directory_is_taken_whole(model, tmp_path):
     assert origins(str(model), str(made)).returncode == 0
     assert sorted(p.name for p in made.iterdir()) == sorted(p.name for p in model.iterdir())
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".making")] == []
+
+
+def test_a_maker_ends_when_its_parent_does(tmp_path):
+    command = [engines_python(), "-m", "tasks.train.origins", "--lifeline", "builtin:addition"]
+    maker = subprocess.Popen(
+        [*command, str(tmp_path / "made")], cwd=ROOT, stdin=subprocess.PIPE, start_new_session=True
+    )
+    assert maker.stdin is not None
+    maker.stdin.close()
+    assert maker.wait(60) == -signal.SIGKILL
+
+
+def test_landings_of_dead_makers_are_swept_and_of_living_ones_kept(model, tmp_path):
+    dead, living = tmp_path / ".making-dead", tmp_path / ".making-living"
+    (dead / "model").mkdir(parents=True)
+    living.mkdir()
+    lock = os.open(living, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    assert origins(str(model), str(tmp_path / "made")).returncode == 0
+    os.close(lock)
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".making")] == [living.name]
