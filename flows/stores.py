@@ -12,13 +12,17 @@ from storage.store_config import StoreConfig
 STORE_VARIABLE = "ROLLBOOK_STORE"
 ENDPOINT_VARIABLE = "ROLLBOOK_ENDPOINT"
 
+_displaced: dict[str, tuple[str | None, str | None]] = {}
+"""What the local server's credentials displaced in this process's environment: (before, ours)."""
+
 
 def resolve_store(uri: str | None = None, endpoint: str | None = None) -> StoreConfig:
     """Returns the store that a command was given, or the default one.
 
     `uri`, else `ROLLBOOK_STORE` (with `ROLLBOOK_ENDPOINT`), else the S3 server of `make up`.
     For that server its own credentials are put into this process's environment, where boto3's
-    credential chain, and that of the engines, finds them.
+    credential chain, and that of the engines, finds them. The caller's own come back when another
+    store is resolved, so that a notebook can go from one to the other.
 
     Raises:
         ValueError: nothing was named and no local server runs.
@@ -36,17 +40,40 @@ def resolve_store(uri: str | None = None, endpoint: str | None = None) -> StoreC
         chosen, address = _default(local)
     if local is not None and address == local.s3_endpoint:
         _use_credentials(local)
+    else:
+        _give_back_credentials()
     return StoreConfig(uri=chosen, endpoint=address if chosen.startswith("s3://") else None)
 
 
 def _use_credentials(local: LocalServices) -> None:
+    """Puts the local server's credentials where boto3 looks, and remembers what stood there."""
+    _give_back_credentials()
     parser = configparser.ConfigParser()
     parser.read(local.credentials_path)
     section = parser[parser.sections()[0]]
-    os.environ["AWS_ACCESS_KEY_ID"] = section["aws_access_key_id"]
-    os.environ["AWS_SECRET_ACCESS_KEY"] = section["aws_secret_access_key"]
-    os.environ.pop("AWS_SESSION_TOKEN", None)
-    os.environ.setdefault("AWS_DEFAULT_REGION", "us-east-1")
+    ours = {
+        "AWS_ACCESS_KEY_ID": section["aws_access_key_id"],
+        "AWS_SECRET_ACCESS_KEY": section["aws_secret_access_key"],
+        "AWS_SESSION_TOKEN": None,
+        "AWS_DEFAULT_REGION": os.environ.get("AWS_DEFAULT_REGION", "us-east-1"),
+    }
+    for name, value in ours.items():
+        _displaced[name] = (os.environ.get(name), value)
+        _set_variable(name, value)
+
+
+def _give_back_credentials() -> None:
+    """Puts back what `_use_credentials` displaced, except what was changed since."""
+    for name, (before, ours) in _displaced.items():
+        if os.environ.get(name) == ours:
+            _set_variable(name, before)
+    _displaced.clear()
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    os.environ.pop(name, None)
+    if value is not None:
+        os.environ[name] = value
 
 
 def store_options(uri: str, endpoint: str | None) -> list[str]:
