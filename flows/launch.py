@@ -11,11 +11,11 @@ from flows.limits import check_limits, check_pythons
 from flows.memory import check_fits, memory_plan
 from flows.model import base_model, check_model, model_files
 from flows.progress import Watcher
-from storage.errors import AlreadyExists
+from storage.errors import AlreadyExists, NotFound
 from storage.experience import read_shard
 from storage.inputs import put_input
-from storage.layout import check_run_name
-from storage.ledger import create_run, list_runs
+from storage.layout import check_run_name, run_key, runs_prefix
+from storage.ledger import create_run
 from storage.object_store import ObjectStore
 from storage.records import PromptInputs, RunRecord, canonical_json
 from storage.schemas import PROMPTS
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 def free_run_name(store: ObjectStore, recipe: str) -> str:
     """Returns `<recipe>-<n>` with the first number that no run of this store has."""
-    taken = set(list_runs(store))
+    taken = set(store.folders(runs_prefix()))
     return next(
         name for number in range(1, len(taken) + 2) if (name := f"{recipe}-{number}") not in taken
     )
@@ -38,18 +38,20 @@ def free_run_name(store: ObjectStore, recipe: str) -> str:
 def launch(
     config: RunConfig,
     *,
-    run: str,
+    run: str | None,
     store: ObjectStore,
     workspace: Workspace,
     watcher: Watcher,
 ) -> RunRecord:
     """Checks everything that can be checked without an engine and puts run.json.
 
+    With `run` None the record gets the first free name of its recipe, however many launch at once.
+
     Raises:
         AlreadyExists: the run is there; `resume` continues it.
         ValueError: model, data or config cannot work; the message says what to do.
     """
-    refuse_existing(store, run)
+    refuse_existing(store, run or free_run_name(store, config.recipe))
     check_storable(config)
     check_pythons(config)
     model_dir = base_model(config, watcher=watcher)
@@ -74,7 +76,7 @@ def launch(
             + "".join(f", {count} dropped ({why})" for why, count in prompt_set.dropped.items())
         )
     record = RunRecord(
-        run=check_run_name(run),
+        run=run or config.recipe,
         launch_id=uuid.uuid4().hex,
         config=config.model_dump(mode="json"),
         prompts=inputs,
@@ -82,8 +84,26 @@ def launch(
         stop_token_ids=facts.stop_token_ids,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    create_run(store, record)
-    return record
+    return put_run(store, record, run=run)
+
+
+def put_run(store: ObjectStore, record: RunRecord, *, run: str | None) -> RunRecord:
+    """Puts run.json under `run`, or under the first free name of the recipe that `record.run` is.
+
+    Raises:
+        AlreadyExists: `run` is there.
+    """
+    while True:
+        name = run or free_run_name(store, record.run)
+        named = record.model_copy(update={"run": name})
+        try:
+            create_run(store, named)
+        except AlreadyExists:
+            if run is not None:
+                raise
+            log.info("Another launch took the name %s: trying the next.", name)
+        else:
+            return named
 
 
 def refuse_existing(store: ObjectStore, run: str) -> None:
@@ -92,11 +112,14 @@ def refuse_existing(store: ObjectStore, run: str) -> None:
     Raises:
         AlreadyExists: one has.
     """
-    if check_run_name(run) in list_runs(store):
-        raise AlreadyExists(
-            f"Run {run!r} exists in {store.uri} already. Expected a new name: continue it with "
-            f"`rollbook resume {run}`, or launch with another --run."
-        )
+    try:
+        store.size(run_key(check_run_name(run)))
+    except NotFound:
+        return
+    raise AlreadyExists(
+        f"Run {run!r} exists in {store.uri} already. Expected a new name: continue it with "
+        f"`rollbook resume {run}`, or launch with another --run."
+    )
 
 
 def check_storable(config: RunConfig) -> None:
