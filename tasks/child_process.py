@@ -17,6 +17,7 @@ from tasks.errors import Permanent, Transient
 from tasks.processes import end_group, kill_group
 from tasks.service_contract import ServiceSpec
 
+CLOSE_GRACE_S = 8.0
 _TAIL_LINES = 12
 _TAIL_BYTES = 16384
 
@@ -89,9 +90,13 @@ class ChildProcess:
         tail = "\n".join(f"  | {line}" for line in lines)
         return type(error)(f"{error}\nThe end of its log, {self.spec.log_path}:\n{tail}")
 
-    def end(self) -> None:
-        """Ends the process and all that it started. Safe to call twice."""
-        end_group(self.process)
+    def end(self, *, grace_s: float = CLOSE_GRACE_S) -> None:
+        """Ends the process and all that it started. Safe to call twice.
+
+        Args:
+            grace_s: how long its engine may take to close before everything is killed.
+        """
+        end_group(self.process, grace_s=grace_s)
         assert self.process.stdin is not None
         self.process.stdin.close()
         for name in ("token", "spec.json", "port"):

@@ -120,8 +120,13 @@ class Child:
     """A stage's service as a child of this process, ended with it however it ends.
 
     `start` returns at once; the first `run` waits until the engine is ready. A child that dies
-    fails the call in which it died with `Transient`, and the next call starts another. Safe to
-    use from several threads.
+    fails the call in which it died with `Transient`, and the next call starts another. After
+    `close` none is started any more. Safe to use from several threads.
+
+    Args:
+        spec: what the child serves.
+        workspace: where the files that we talk through lie.
+        say: told every few seconds what the child is doing while a call waits for its engine.
     """
 
     def __init__(
@@ -137,6 +142,7 @@ class Child:
         self._lock = threading.Lock()
         self._process: ChildProcess | None = None
         self._service: Service | None = None
+        self._closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -153,7 +159,7 @@ class Child:
         """Starts the process if none is alive, and returns while its engine still starts.
 
         Raises:
-            Permanent: there is no such interpreter.
+            Permanent: there is no such interpreter, or this child was closed.
         """
         self._started()
 
@@ -161,17 +167,17 @@ class Child:
         """Waits until the engine is ready, starting it if need be.
 
         Args:
-            progress: told every few seconds what the child is doing; default: the log.
+            progress: told every few seconds what the child is doing; default: `say`.
 
         Raises:
             Transient: the child was killed while it started, or the store was out of reach.
             Permanent: the engine refuses to start; the message has the cause and the log.
         """
-        self._ready(progress or logger.info)
+        self._ready(progress or self._say)
 
     def run(self, request: Record, result_type: type[R]) -> R:
         """Returns the stage's result; see `StageClient`."""
-        process, service = self._ready(logger.info)
+        process, service = self._ready(self._say)
         try:
             return service.run(request, result_type)
         except Transient as error:
@@ -181,13 +187,21 @@ class Child:
             raise
 
     def close(self) -> None:
-        """Ends the child and all that it started. Safe to call twice."""
+        """Ends the child and all that it started, for good. Safe to call twice."""
+        with self._lock:
+            self._closed = True
+        self._end()
+
+    def _end(self) -> None:
         with self._lock:
             process, service = self._forget()
         if service:
             service.close()
-        if process:
+            assert process is not None, "a service runs in a process"
             process.end()
+        elif process:
+            # It never became ready, so there is nothing that its engine could lose.
+            process.end(grace_s=0.0)
 
     def _forget(self) -> tuple[ChildProcess | None, Service | None]:
         process, service = self._process, self._service
@@ -196,6 +210,11 @@ class Child:
 
     def _started(self) -> ChildProcess:
         with self._lock:
+            if self._closed:
+                raise Permanent(
+                    f"The {self._spec.name} process was closed, so a call came after the end of "
+                    "the run's session. Expected calls inside it: open another, which resumes."
+                )
             if self._process and not self._process.is_dead():
                 return self._process
             dead, service = self._forget()
@@ -241,7 +260,7 @@ class Child:
         beat = _beat(self._spec.name, say)
         while (health := self._health(process, service)).status != "ready":
             if health.error:
-                self.close()
+                self._end()
                 raise process.with_log(health.error.to_error())
             beat(health.message)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tasks import client
 from tasks.client import Child, ChildSpec, Service
 from tasks.errors import Permanent, Transient
 from tasks.workspace import Workspace
@@ -120,6 +121,40 @@ def test_closing_ends_engine_and_ranks_and_lets_the_engine_close(
     assert is_gone(result.pid, within_s=0.5)
     assert is_gone(result.rank_pid, within_s=0.5)
     assert (tmp_path / "closed").read_text() == "closed"
+
+
+def test_a_closed_child_starts_no_other(echo: Child) -> None:
+    echo.wait_ready()
+    echo.close()
+    for call in (echo.start, echo.wait_ready, lambda: echo.run(EchoRequest(), EchoResult)):
+        with pytest.raises(Permanent, match="was closed"):
+            call()
+    assert echo.pid is None
+
+
+def test_a_call_says_what_it_waits_for(
+    echo_spec: Callable[..., ChildSpec], workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_SAY_EVERY_S", 0.2)
+    said: list[str] = []
+    with Child(echo_spec(start_s=1.5), workspace=workspace, say=said.append) as child:
+        child.run(EchoRequest(), EchoResult)
+    assert any("echo: starting the engine" in line for line in said)
+
+
+def test_an_engine_that_still_starts_is_ended_without_grace(
+    echo_spec: Callable[..., ChildSpec], workspace: Workspace
+) -> None:
+    with Child(echo_spec(start_s=600.0), workspace=workspace) as child:
+        child.start()
+        pid = child.pid
+        assert pid is not None
+        # Deaf to SIGTERM, as during an import that holds the interpreter's lock.
+        os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        child.close()
+        assert time.monotonic() - began < 2.0
+    assert is_gone(pid, within_s=0.5)
 
 
 def test_closing_during_a_call_does_not_wait_for_it(echo: Child) -> None:
