@@ -29,7 +29,7 @@ from storage.errors import (
 )
 from storage.layout import lease_key
 from storage.object_store import ObjectStore
-from storage.records import Record
+from storage.records import Record, why_invalid
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,8 @@ class LeaseState(Record):
     boot_id: str
     pid: int
     started: float
-    """When the holder's process started, on its own clock: tells a reused pid apart."""
+    """When the holder's process started: tells a reused pid apart. In clock ticks since boot where
+    there is /proc, so that setting the clock changes nothing; else seconds since the epoch."""
     since: float
     """When the lease was taken, seconds since the epoch on the holder's clock. For reports."""
     released: bool = False
@@ -90,7 +91,7 @@ def hold(
         host=platform.node(),
         boot_id=_boot_id(),
         pid=os.getpid(),
-        started=psutil.Process().create_time(),
+        started=_started(os.getpid()) or 0.0,
         since=time.time(),
     )
     return Lease(store, state, _take(store, state))
@@ -101,10 +102,10 @@ def peek(store: ObjectStore, run: str, role: str) -> LeaseState | None:
 
     The holder may be dead all the same: this looks once and does not wait.
     """
-    try:
-        state = LeaseState.from_bytes(store.get(lease_key(run, role)))
-    except NotFound:
+    found = _read(store, lease_key(run, role))
+    if found is None or found[0] is None:
         return None
+    state = found[0]
     return None if state.released or _is_gone(state) else state
 
 
@@ -181,7 +182,7 @@ class Lease:
             found = _read(self._store, self._key)
         except StorageError:
             return
-        if found is not None and found[0].token == self._state.token:
+        if found is not None and found[0] and found[0].token == self._state.token:
             self._etag = found[1]
         else:
             self._lost.set()
@@ -193,12 +194,14 @@ def _take(store: ObjectStore, state: LeaseState) -> str:
     key = lease_key(state.run, state.role)
     for _ in range(NUM_TRIES):
         found = _read(store, key)
-        if found is not None and found[0].token == state.token:
+        held = found[0] if found else None
+        if found and held and held.token == state.token:
             return found[1]
         try:
             if found is None:
                 return store.put_if_absent(key, state.to_bytes())
-            _await_death(store, key, *found)
+            if held:
+                _await_death(store, key, held, found[1])
             return store.put_if_match(key, state.to_bytes(), found[1])
         except (AlreadyExists, CommitConflict, CommitUnknown) as error:
             _log.info("Lease %s: somebody was quicker, looking at who: %s", key, error)
@@ -216,29 +219,51 @@ def _await_death(store: ObjectStore, key: str, state: LeaseState, etag: str) -> 
         time.sleep(patience_s / POLLS_PER_TTL)
         found = _read(store, key)
         if found is None or found[1] != etag:
-            if found is not None and not found[0].released:
+            if found is not None and found[0] and not found[0].released:
                 raise _held(found[0])
             raise CommitConflict(f"Lease {key} was let go meanwhile. Take it anew.")
 
 
-def _read(store: ObjectStore, key: str) -> tuple[LeaseState, str] | None:
+def _read(store: ObjectStore, key: str) -> tuple[LeaseState | None, str] | None:
+    """Returns what a lease holds and its etag; no state if it does not parse, so nobody's."""
     try:
         payload, etag = store.get_with_etag(key)
     except NotFound:
         return None
-    return LeaseState.from_bytes(payload), etag
+    try:
+        return LeaseState.from_bytes(payload), etag
+    except ValueError as error:
+        _log.warning("%s is no lease and counts as free: %s", key, why_invalid(error))
+        return None, etag
 
 
 def _is_gone(state: LeaseState) -> bool:
     """Whether the holder ran on this boot of this host and its process is no more."""
     if (state.host, state.boot_id) != (platform.node(), _boot_id()):
         return False
+    return _started(state.pid) != state.started
+
+
+def _started(pid: int) -> float | None:
+    """Returns when a process started (see `LeaseState.started`), or None if it has ended."""
+    if not Path("/proc/self/stat").is_file():
+        return _started_by_clock(pid)
     try:
-        process = psutil.Process(state.pid)
-        same = abs(process.create_time() - state.started) < 1.0
-        return not same or process.status() == psutil.STATUS_ZOMBIE
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The name in parentheses may hold spaces and parentheses itself.
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else float(fields[19])
+
+
+def _started_by_clock(pid: int) -> float | None:
+    try:
+        process = psutil.Process(pid)
+        ended = process.status() == psutil.STATUS_ZOMBIE
+        return None if ended else process.create_time()
     except psutil.NoSuchProcess:
-        return True
+        return None
 
 
 def _boot_id() -> str:

@@ -40,6 +40,7 @@ from storage.records import (
     StepCommit,
     request_digest,
     sha256_hex,
+    why_invalid,
 )
 
 _Record = TypeVar("_Record", bound=Record)
@@ -335,7 +336,8 @@ def _parse(model: type[_Record], payload: bytes, key: str) -> _Record:
         return model.from_bytes(payload)
     except ValueError as error:
         raise Corrupt(
-            f"{key} is not a {model.__name__}: {error}. Restore it from a copy of the store."
+            f"{key} is not a {model.__name__}: {why_invalid(error)}. Restore it from a copy of the "
+            "store."
         ) from error
 
 

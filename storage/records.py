@@ -9,9 +9,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError
 
 RECORD_SCHEMA_VERSION = 1
+MAX_FAULTS = 3
+"""How many fields a message names; a reader starts with the first anyway."""
 
 Int64 = Annotated[int, BeforeValidator(int), PlainSerializer(str, return_type=str)]
 """A 64-bit integer; in JSON a string, because readers of JSON round integers past 2**53."""
@@ -74,6 +76,21 @@ class Record(BaseModel):
     def content_digest(self) -> str:
         """Returns the sha256 of the canonical bytes."""
         return sha256_hex(self.to_bytes())
+
+
+def why_invalid(error: ValueError) -> str:
+    """Returns in one line which fields of a record do not hold, and why.
+
+    Args:
+        error: what `from_bytes` raised.
+    """
+    if not isinstance(error, ValidationError):
+        return str(error)
+    faults = error.errors(include_url=False, include_context=False, include_input=False)
+    named = [(".".join(str(part) for part in fault["loc"]), fault["msg"]) for fault in faults]
+    said = [f"{field}: {problem}" if field else problem for field, problem in named[:MAX_FAULTS]]
+    more = [f"{len(named) - MAX_FAULTS} more"] if len(named) > MAX_FAULTS else []
+    return "; ".join([*said, *more])
 
 
 class ObjectRef(Record):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 
 from storage import leases
@@ -201,3 +202,28 @@ def test_a_renewal_whose_answer_was_lost_is_still_ours(store: ObjectStore) -> No
         time.sleep(1.5 * TTL_S)
         assert not lease.lost
     assert leases.peek(store, "r", "controller") is None
+
+
+@pytest.mark.parametrize("payload", [b"", b"{", b'{"run":"r"}'])
+def test_a_lease_that_does_not_parse_is_named_and_taken(
+    store: ObjectStore, caplog: pytest.LogCaptureFixture, payload: bytes
+) -> None:
+    key = lease_key("r", "controller")
+    store.put(key, payload)
+    assert leases.peek(store, "r", "controller") is None
+    with leases.hold(store, "r", "controller", ttl_s=60) as lease:
+        assert leases.peek(store, "r", "controller") == lease.state
+    assert f"{key} is no lease" in caplog.text
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs /proc")
+def test_a_clock_that_is_set_makes_no_living_holder_look_gone(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with leases.hold(store, "r", "controller", ttl_s=60):
+        boot_time = psutil.boot_time() + 3600
+        monkeypatch.setattr("psutil._pslinux.boot_time", lambda: boot_time)
+        monkeypatch.setattr("psutil._pslinux.BOOT_TIME", boot_time, raising=False)
+        assert leases.peek(store, "r", "controller") is not None
+        with pytest.raises(LeaseHeld):
+            leases.hold(store, "r", "controller", ttl_s=TTL_S)

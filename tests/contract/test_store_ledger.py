@@ -125,6 +125,18 @@ def test_a_commit_on_another_past_is_a_conflict(store: ObjectStore) -> None:
         ledger.put_commit(store, records.commit(2, "0" * 64))
 
 
+def test_a_commit_that_does_not_parse_is_told_in_one_line_by_field(store: ObjectStore) -> None:
+    make_chain(store, 1)
+    payload = store.get(commit_key("r", 0))
+    store.put(commit_key("r", 0), payload.replace(b'"step":0', b'"step":"none"'))
+    with pytest.raises(Corrupt, match=r"commit\.json is not a StepCommit: step: Input") as caught:
+        ledger.head(store, "r")
+    assert "\n" not in str(caught.value)
+    store.put(commit_key("r", 0), b"{}")
+    with pytest.raises(Corrupt, match=r"run: Field required; .*; \d+ more\. Restore"):
+        ledger.head(store, "r")
+
+
 def test_a_changed_byte_breaks_the_chain_by_name(store: ObjectStore) -> None:
     make_chain(store, 4)
     payload = store.get(commit_key("r", 1))
