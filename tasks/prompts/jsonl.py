@@ -41,10 +41,20 @@ def _read_file(path: Path, *, config: Config) -> list[Row]:
     for number, line in enumerate(payload.split(b"\n"), start=1):
         if line.strip():
             where = f"{path} line {number}"
-            rows.append(config.to_row(_parse(line, where=where), where=where))
+            rows.append(_to_row(line, config=config, where=where))
     if not rows:
         raise ValueError(f"Data file {path} has no rows. Expected one JSON object per line.")
     return rows
+
+
+def _to_row(line: bytes, *, config: Config, where: str) -> Row:
+    try:
+        return config.to_row(_parse(line, where=where), where=where)
+    except RecursionError as error:
+        raise ValueError(
+            f"{where} is nested too deeply to be read. Expected an object of texts, numbers and "
+            "short lists."
+        ) from error
 
 
 def _parse(line: bytes, *, where: str) -> dict[str, Any]:

@@ -64,6 +64,11 @@ TURN = {"role": "user", "content": "x"}
     ("line", "message"),
     [
         ('{"prompt": "a", "answer": ', r"line 2 is not JSON"),
+        pytest.param(
+            '{"prompt": "a", "answer": "1", "x": %s}' % ("[" * 9999 + "]" * 9999),
+            "line 2 is nested too",
+            id="deep",
+        ),
         ("[1]", r"line 2 is a JSON list"),
         ('{"prompt": "a"}', r"line 2 has no field 'answer'.*answer_field"),
         ('{"prompt": "", "answer": "1"}', r"line 2: 'prompt' is empty"),
