@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from prefect.client.orchestration import get_client
 from prefect.logging.handlers import APILogHandler, PrefectConsoleHandler
 from prefect.settings import (
     PREFECT_API_URL,
+    PREFECT_CLIENT_MAX_RETRIES,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
     PREFECT_SERVER_ANALYTICS_ENABLED,
     PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
@@ -22,6 +24,10 @@ TEMPORARY_SERVER = {
     # Its start takes 15 to 20 s on a quiet machine; the default limit is 20 s.
     PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: 120,
 }
+ANSWERS_WITHIN_S = 5.0
+"""A server that takes longer to say that it is healthy is as good as gone."""
+BACKGROUND_LOGGERS = ("EventsWorker", "APILogWorker", "prefect._internal.concurrency")
+"""Prefect's senders of events and log lines: they speak while the interpreter ends."""
 PACKAGES = ("flows", "tasks", "storage", "rewards")
 
 
@@ -31,12 +37,45 @@ def prefect_server() -> Iterator[None]:
 
     `PREFECT_API_URL` or a profile if one is set, else the server of `make up`, else Prefect's own
     temporary server.
+
+    Raises:
+        ValueError: the server does not answer.
     """
-    local = local_services()
-    api_url = PREFECT_API_URL.value() or (local.prefect_api_url if local else None)
+    check_server()
+    api_url = _api_url()
     server: dict[Any, Any] = {PREFECT_API_URL: api_url} if api_url else TEMPORARY_SERVER
     with temporary_settings(server), _quiet_console():
         yield
+
+
+def check_server() -> None:
+    """Checks that the server that flows would talk to answers; a temporary one always will.
+
+    Raises:
+        ValueError: it does not, or refuses.
+    """
+    api_url = _api_url()
+    if api_url is None:
+        return
+    settings: dict[Any, Any] = {PREFECT_API_URL: api_url, PREFECT_CLIENT_MAX_RETRIES: 0}
+    # Prefect's client, not a bare request: certificates and keys are what flows will use.
+    with (
+        temporary_settings(settings),
+        get_client(httpx_settings={"timeout": ANSWERS_WITHIN_S}, sync_client=True) as client,
+    ):
+        problem = client.api_healthcheck()
+    if problem is not None:
+        cause = (str(problem) or type(problem).__name__).splitlines()[0]
+        raise ValueError(
+            f"The Prefect server at {api_url} (PREFECT_API_URL, or the local one) does not answer "
+            f"as it should: {cause}. Start it (`make up` starts a local one), correct "
+            "PREFECT_API_URL, or unset it."
+        )
+
+
+def _api_url() -> str | None:
+    local = local_services()
+    return PREFECT_API_URL.value() or (local.prefect_api_url if local else None)
 
 
 @contextmanager
@@ -75,6 +114,10 @@ def _our_log_lines() -> Iterator[None]:
 
 @contextmanager
 def _quiet_console() -> Iterator[None]:
+    for name in BACKGROUND_LOGGERS:
+        # For good, because they speak after the block, and with a filter, because Prefect's own
+        # logging setup resets levels.
+        logging.getLogger(name).addFilter(_nothing)
     handlers = [
         handler
         for name in ("", *logging.root.manager.loggerDict)
@@ -89,3 +132,7 @@ def _quiet_console() -> Iterator[None]:
     finally:
         for handler, level in zip(handlers, levels, strict=True):
             handler.setLevel(level)
+
+
+def _nothing(_: logging.LogRecord) -> bool:
+    return False
