@@ -154,11 +154,11 @@ def watching(run: str, *, first: int, last: int) -> Iterator[Watcher]:
         return
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[figures]}"),
+        TextColumn("{task.fields[figures]}", markup=False),
     )
     with Progress(*columns, console=console, refresh_per_second=4) as progress:
         yield Bars(progress, run=run, first=first, last=last)
