@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -47,11 +48,14 @@ class Ranks:
             _environment(config, rank=rank, port=port, extensions=extensions)
             for rank in range(config.ranks)
         ]
-        self._members = [
-            _launch(environment, log_dir / f"rank-{rank}.log")
-            for rank, environment in enumerate(environments)
-        ]
+        self._members: list[_Member] = []
         self._closed = False
+        try:
+            for rank, environment in enumerate(environments):
+                self._members.append(_launch(environment, log_dir / f"rank-{rank}.log"))
+        except BaseException:
+            self.close()
+            raise
         fields = config.model_dump(mode="json")
         arguments = [
             {"model_dir": str(model_dir), "config": fields, "rank": rank}
@@ -147,9 +151,10 @@ class Ranks:
 
 
 def _launch(environment: dict[str, str], log: Path) -> _Member:
-    ours, theirs = Pipe()
     command = [sys.executable, "-m", "tasks.train.worker"]
-    with log.open("ab") as output:
+    ours, theirs = Pipe()
+    with closing(theirs), ExitStack() as undo, log.open("ab") as output:
+        undo.callback(ours.close)
         process = subprocess.Popen(
             [*command, "--fd", str(theirs.fileno()), "--parent", str(os.getpid())],
             stdin=subprocess.DEVNULL,
@@ -159,7 +164,7 @@ def _launch(environment: dict[str, str], log: Path) -> _Member:
             pass_fds=[theirs.fileno()],
             env=environment,
         )
-    theirs.close()
+        undo.pop_all()
     return _Member(process, ours, log)
 
 
