@@ -12,11 +12,14 @@ from rich.console import Console
 from typer.core import TyperCommand
 
 from flows.show import RunSummary
-from flows.terminal import print_next, print_summary
+from flows.terminal import command_line, print_next, print_summary
 from tasks.errors import Permanent, Transient
 
 INTERRUPTED = 130
 """What typer exits with after Ctrl-C."""
+
+_after_interrupt: list[str] = []
+"""What the command that runs would have a person do after Ctrl-C."""
 
 app = typer.Typer(
     name="rollbook",
@@ -24,6 +27,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    # Plain text: a usage error then ends in its cause, not in the lower edge of a box.
+    rich_markup_mode=None,
 )
 
 Store = Annotated[
@@ -47,7 +52,8 @@ def _recipe_lines() -> str:
         f"{name}: {(recipe.__doc__ or '').strip().splitlines()[0]}"
         for name, recipe in RECIPES.items()
     ]
-    return "\n\n".join(["Recipes:", *lines])
+    # Without the mark, click would join the lines into one paragraph.
+    return "\n".join(["\b", "Recipes:", *lines])
 
 
 class _LaunchCommand(TyperCommand):
@@ -95,11 +101,22 @@ def launch(  # noqa: PLR0913 - every option is a parameter
             return create_bucket
         return typer.confirm(f"There is no bucket {bucket!r}. Create it?")
 
+    name = run or "NAME"
+    _after_interrupt.append(
+        "if the run was made (a line `run NAME in STORE` says so), every commit is kept and "
+        f"`{_resume_command(name, store, endpoint)}` goes on"
+    )
     store_config = resolve_store(store, endpoint)
     if store_config.scheme == "s3":
         ensure_bucket(store_config, may_create=may_create)
     summary = train_run(config, run=run, store=store, endpoint=endpoint)
     _print_end(summary)
+
+
+def _resume_command(run: str, store: str | None, endpoint: str | None) -> str:
+    options = [("--store", store), ("--endpoint", endpoint)]
+    given = [word for name, value in options if value for word in (name, value)]
+    return command_line("resume", run, *given)
 
 
 def _print_end(summary: RunSummary) -> None:
@@ -124,6 +141,9 @@ def resume(
     """Continue a run from its last commit."""
     from flows.run import resume_run
 
+    _after_interrupt.append(
+        f"every commit is kept; `{_resume_command(run, store, endpoint)}` goes on"
+    )
     summary = resume_run(run, steps=steps, store=store, endpoint=endpoint)
     _print_end(summary)
 
@@ -155,7 +175,10 @@ def export(
     store: Store = None,
     endpoint: Endpoint = None,
 ) -> None:
-    """Write a policy as a Hugging Face directory that transformers and vLLM load."""
+    """Write a policy as a Hugging Face directory.
+
+    transformers and vLLM load it as it is.
+    """
     from flows.export import export_policy
     from flows.stores import resolve_store
     from infra.home import home
@@ -167,6 +190,7 @@ def export(
         f"version {commit.policy_version} of {commit.run} (step {commit.step}, policy "
         f"{commit.policy_digest[:16]}) is in {directory}",
         highlight=False,
+        markup=False,
         soft_wrap=True,
     )
 
@@ -191,7 +215,8 @@ def main() -> None:
         app()
     except SystemExit as end:
         if end.code == INTERRUPTED:
-            console.print("interrupted: every commit is kept; `rollbook resume RUN` goes on")
+            line = ": ".join(["interrupted", *_after_interrupt])
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
         raise
     except (ValueError, OSError, StorageError, Transient, Permanent) as error:
         # The cause is the last line; what an engine's log says of it stands above.

@@ -64,7 +64,12 @@ def next_commands(summary: RunSummary, store_options: list[str]) -> list[str]:
         ["resume", run, "--steps", "20"],
         ["export", run, f"exported-{run}-{step}"],
     ]
-    return [shlex.join([_program(), *command, *store_options]) for command in words]
+    return [command_line(*command, *store_options) for command in words]
+
+
+def command_line(*words: str) -> str:
+    """Returns a call of our command as a person would paste it into a shell."""
+    return shlex.join([_program(), *words])
 
 
 def _program() -> str:
