@@ -45,6 +45,8 @@ def _parse(text: str) -> Any:
         return json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError:
         return text
+    except RecursionError as error:
+        raise ValueError("A --set value is nested too deeply to be read as JSON.") from error
 
 
 def _refuse_constant(name: str) -> Any:

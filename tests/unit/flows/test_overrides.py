@@ -52,6 +52,7 @@ def test_an_unknown_key_names_the_near_one(assignment: str, hint: str):
         (["train.algorithm.kind=grop"], "grpo"),
         (["train.probe_tokens=128"], "probe_tokens"),
         (["steps"], "no value"),
+        (["prompts.datasets=" + "[" * 9999], "nested too deeply"),
         (["train.adam_betas=[0.9,1.0]"], "train.adam_betas.1"),
         (["train.adam_betas=[-0.1,0.9]"], "train.adam_betas.0"),
         (["rollout.temperature=0.001"], "rollout.temperature"),
