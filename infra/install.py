@@ -164,20 +164,23 @@ def _step(environment: Environment, what: str, argv: Sequence[str]) -> None:
             )
         except OSError as error:
             raise InstallError(f"{argv[0]} cannot run: {error}") from error
-        _follow(process, environment, what)
+        _follow(process, environment, what, start=start)
     if process.returncode != 0:
         raise InstallError(_explain(environment, what, start))
     _say(f"  {environment.name}: {what} ({time.monotonic() - began:.0f} s)")
 
 
-def _follow(process: subprocess.Popen[bytes], environment: Environment, what: str) -> None:
+def _follow(
+    process: subprocess.Popen[bytes], environment: Environment, what: str, *, start: int
+) -> None:
     began = time.monotonic()
     while True:
         try:
             process.wait(_SAY_EVERY_S)
         except subprocess.TimeoutExpired:
             waited = time.monotonic() - began
-            _say(f"  {environment.name}: {what}, {waited:.0f} s: {_last_line(environment.log)}")
+            doing = _last_line(environment.log, start=start)
+            _say(f"  {environment.name}: {what}, {waited:.0f} s: {doing}")
         except BaseException:
             process.kill()
             process.wait()
@@ -196,9 +199,9 @@ def _explain(environment: Environment, what: str, start: int) -> str:
     )
 
 
-def _last_line(log: Path) -> str:
+def _last_line(log: Path, *, start: int) -> str:
     with log.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - 20000))
+        file.seek(max(start, file.seek(0, os.SEEK_END) - 20000))
         lines = file.read().decode("utf-8", "replace").split("\n")
     telling = [line.strip() for line in lines if line.strip().startswith(_TELLING)]
     return telling[-1][:80] if telling else "working"
