@@ -10,7 +10,7 @@ from flows.session import session_of
 from flows.step import move_head
 from storage.layout import StepScope
 from storage.ledger import adopt_plan, record_ref
-from storage.records import Cursor, Plan
+from storage.records import Cursor, Plan, RunRecord
 from tasks.checkpoint.contract import CheckpointRequest
 from tasks.checkpoint.task import checkpoint
 from tasks.train.contract import GenesisRequest
@@ -40,11 +40,12 @@ def genesis(run: str) -> None:
         ),
     )
     model_dir: Path = base_model(config, watcher=session.watcher)
+    _check_unchanged(model_dir, session.run)
     session.watcher.begin("genesis: importing the base model")
     request = GenesisRequest(
         scope=scope,
         model=session.run.model,
-        weights=weight_digests(model_dir),
+        weights=session.run.weights,
         model_dir=str(model_dir),
         seed=config.seed,
         config=config.train,
@@ -63,3 +64,19 @@ def genesis(run: str) -> None:
         session.stages.checkpoint,
     )
     move_head(session, result)
+
+
+def _check_unchanged(model_dir: Path, record: RunRecord) -> None:
+    """Checks that the base model's weights are those that the launch checked.
+
+    Raises:
+        ValueError: a file changed, came or went since.
+    """
+    found = weight_digests(model_dir)
+    if found != record.weights:
+        changed = sorted(name for name, _ in found.items() ^ record.weights.items())
+        raise ValueError(
+            f"The base model in {model_dir} is not what run {record.run!r} was launched with: "
+            f"{', '.join(dict.fromkeys(changed))} differ. Put the files back, or launch another "
+            "run with these."
+        )

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from flows.config import RunConfig, in_one_line, max_prompt_tokens
 from flows.limits import check_limits, check_pythons
 from flows.memory import check_fits, memory_plan
-from flows.model import base_model, check_model, model_files
+from flows.model import base_model, check_model, model_files, weight_digests
 from flows.progress import Watcher
 from storage.errors import AlreadyExists, NotFound
 from storage.experience import read_shard
@@ -81,6 +81,7 @@ def launch(
         config=config.model_dump(mode="json"),
         prompts=inputs,
         model=model,
+        weights=weight_digests(model_dir),
         stop_token_ids=facts.stop_token_ids,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )

@@ -308,7 +308,10 @@ class StepCommit(Record):
 
 
 class RunRecord(Record):
-    """Who the run is: put once, never deleted. `config` is the resolved RunConfig."""
+    """Who the run is: put once, never deleted. `config` is the resolved RunConfig.
+
+    `weights` are {file name: sha256} of the base model, so that genesis imports what was checked.
+    """
 
     schema_version: int = RECORD_SCHEMA_VERSION
     run: str
@@ -316,6 +319,7 @@ class RunRecord(Record):
     config: dict[str, Any]
     prompts: PromptInputs
     model: InputRef
+    weights: dict[str, str]
     stop_token_ids: list[int]
     parent: str | None = None
     created_at: str

@@ -26,6 +26,7 @@ def run_record(run: str = "r", launch_id: str = "launch") -> RunRecord:
         config={"steps": 3},
         prompts=inputs,
         model=InputRef(digest="i", files={}),
+        weights={"model.safetensors": "5" * 64},
         stop_token_ids=[2],
         created_at="2026-11-29T00:00:00Z",
     )

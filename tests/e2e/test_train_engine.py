@@ -271,7 +271,7 @@ def test_state_moves_to_other_ranks_and_zero_stage_to_the_bit(lab, engines, mode
 def test_snapshot_of_another_model_is_refused(lab, engines, model, tmp_path):
     engines("one")
     lab("engine", "one", "initialise", model)
-    with pytest.raises(Permanent, match="has no '(step|master)"):
+    with pytest.raises(Permanent, match=r"has no '(step|master)"):
         lab("engine", "one", "restore", tmp_path)
 
 

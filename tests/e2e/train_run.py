@@ -44,6 +44,7 @@ def new_run(directory: Path) -> ObjectStore:
             config={},
             prompts=prompts,
             model=MODEL,
+            weights={"model.safetensors": "5" * 64},
             stop_token_ids=[1],
             created_at="2026-01-01",
         ),

@@ -251,6 +251,7 @@ def make_run() -> RunRecord:
             held_out=ref("held-out-prompts.parquet", rows=800),
         ),
         model=InputRef(digest="i", files={"tokenizer.json": ref("tokenizer.json")}),
+        weights={"model.safetensors": "5" * 64},
         stop_token_ids=[2],
         parent=None,
         created_at="2026-11-29T22:00:00Z",
