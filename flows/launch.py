@@ -10,6 +10,7 @@ from flows.config import RunConfig, in_one_line, max_prompt_tokens
 from flows.limits import check_limits, check_pythons
 from flows.memory import check_fits, memory_plan
 from flows.model import base_model, check_model, model_files, weight_digests
+from flows.prefect_server import check_server
 from flows.progress import Watcher
 from storage.errors import AlreadyExists, NotFound
 from storage.experience import read_shard
@@ -54,6 +55,7 @@ def launch(
     refuse_existing(store, run or free_run_name(store, config.recipe))
     check_storable(config)
     check_pythons(config)
+    check_server()
     model_dir = base_model(config, watcher=watcher)
     facts = check_model(config, model_dir, watcher=watcher)
     for warning in check_limits(config, facts, model_dir=model_dir):

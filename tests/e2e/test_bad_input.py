@@ -69,6 +69,17 @@ def test_wrong_credentials_and_a_missing_bucket_are_told_apart(cli: Cli):
     assert re.search("credential|key", refused, re.IGNORECASE), refused
 
 
+def test_an_unreachable_prefect_server_costs_no_run_its_name(cli: Cli, tmp_path: Path):
+    away = Cli(
+        home=cli.home,
+        store="",
+        environment=cli.environment | {"PREFECT_API_URL": "http://127.0.0.1:9/api"},
+    )
+    done = away("launch", "addition", "--run", "one", "--store", str(tmp_path))
+    assert "http://127.0.0.1:9/api" in last_line(done)
+    assert not list(tmp_path.rglob("run.json"))
+
+
 def test_launch_makes_a_missing_bucket_when_told_to(cli: Cli):
     endpoint = json.loads((cli.home / "services.json").read_text())["s3_endpoint"]
     store = ("--store", "s3://made-when-told", "--endpoint", endpoint)
