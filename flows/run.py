@@ -11,7 +11,7 @@ from prefect.runtime import flow_run
 from flows.config import RunConfig
 from flows.evaluate import evaluate
 from flows.genesis import genesis
-from flows.launch import free_run_name, launch, refuse_existing
+from flows.launch import launch, refuse_existing
 from flows.prefect_server import controller_settings, prefect_server, run_url
 from flows.progress import Watcher, watching
 from flows.reports import Reports
@@ -62,17 +62,23 @@ def train_run(
         ValueError: the config, model, data or store cannot work; nothing was started.
         Permanent, Transient: a stage failed; everything committed is kept, `resume_run` goes on.
     """
+    wanted = _num_steps(steps) or config.steps
     store_config = resolve_store(store, endpoint)
     opened = open_store(store_config, writing=True)
-    name = run or free_run_name(opened, config.recipe)
-    refuse_existing(opened, name)
-    wanted = steps or config.steps
+    if run:
+        refuse_existing(opened, run)
     with (
-        watching(name, first=1, last=wanted) as watcher,
+        watching(run or config.recipe, first=1, last=wanted) as watcher,
         open_workspace(home()) as workspace,
     ):
-        launch(config, run=name, store=opened, workspace=workspace, watcher=watcher)
+        name = launch(config, run=run, store=opened, workspace=workspace, watcher=watcher).run
     return _advance_to(name, wanted, store_config=store_config)
+
+
+def _num_steps(steps: int | None) -> int | None:
+    if steps is not None and steps < 1:
+        raise ValueError(f"steps is {steps}. Expected 1 or more, or None for the run's own number.")
+    return steps
 
 
 def resume_run(
@@ -95,6 +101,7 @@ def resume_run(
         ValueError: the run has all its configured steps and `steps` says nothing of more.
         LeaseHeld: another controller advances it.
     """
+    steps = _num_steps(steps)
     store_config = resolve_store(store, endpoint)
     opened = open_store(store_config, writing=False)
     record, _ = read_run(opened, run)
