@@ -33,6 +33,7 @@ METRIC_NAMES = {
     "truncated_share": "cut off (share)",
     "zero_std_share": "groups with equal rewards (share)",
     "logprob_gap_mean": "sampler to learner, mean logprob difference",
+    "rollout_kl": "sampler to learner, KL (k3)",
     "num_samples": "samples",
     "num_graded": "graded",
 }

@@ -262,6 +262,7 @@ def _figures(answers: Sequence[Any]) -> dict[str, float]:
         "grad_norm": answers[0].grad_norm,
         "clip_fraction": sums["clipped"] / tokens,
         "logprob_gap_mean": sums["gap"] / tokens,
+        "rollout_kl": sums["kl"] / tokens,
         "ratio_max": max(answer.max_ratio for answer in answers),
         "entropy": sums["entropy"] / tokens,
         "tokens": sums["tokens"],

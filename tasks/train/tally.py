@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tasks.train import kl
 from tasks.train.algorithms import ALGORITHMS
 from tasks.train.algorithms.contract import LossTerms
 from tasks.train.batching import MicroBatch
@@ -60,6 +61,7 @@ class Tally:
                     told.loss.detach(),
                     told.clipped.float().sum(),
                     gap_N.abs().sum(),
+                    kl.k3(-gap_N, gap_N.new_zeros(())).sum(),
                     (entropy_N * mask_N).sum(),
                     mask_N.sum(),
                 ]
@@ -78,7 +80,7 @@ class Tally:
 
     def result(self, *, grad_norm: float, skipped: bool) -> RankResult:
         """Returns the totals; the first wait for the device."""
-        names = ("loss", "clipped", "gap", "entropy", "tokens")
+        names = ("loss", "clipped", "gap", "kl", "entropy", "tokens")
         totals = torch.stack(self._sums).double().sum(0).tolist()
         return RankResult(
             logprobs=[values.float().cpu().numpy() for values in self._logprobs],

@@ -18,7 +18,7 @@ from storage.opening import open_store
 from storage.policies import policy_digest
 from storage.store_config import StoreConfig
 from tasks.train import engine as train_engine
-from tasks.train import stage
+from tasks.train import kl, stage
 from tasks.train.algorithms import ALGORITHMS
 from tasks.train.algorithms.contract import LossTerms
 from tasks.train.batching import build, divide_rows, pack_rows
@@ -59,6 +59,25 @@ def loss(kind: str, options: dict, dtype: str, terms: dict) -> dict:
         "per_token": told.per_token.tolist(),
         "clipped": told.clipped.tolist(),
     }
+
+
+def kl_of(estimator: str, logprob: float, other: float, dtype: str) -> float:
+    """Returns one token's estimate."""
+    floats = {"dtype": getattr(torch, dtype)}
+    return getattr(kl, estimator)(
+        torch.tensor(logprob, **floats), torch.tensor(other, **floats)
+    ).item()
+
+
+def kl_in_expectation(estimator: str, p: list[float], q: list[float]) -> tuple[float, list[float]]:
+    """Returns E_p[estimate] and its gradient in p's logits, exactly, over all tokens."""
+    logits = torch.tensor(p, dtype=torch.float64).log().requires_grad_()
+    logprobs = logits.log_softmax(-1)
+    estimates = getattr(kl, estimator)(logprobs, torch.tensor(q, dtype=torch.float64).log())
+    expected = (logprobs.detach().exp() * estimates).sum()
+    expected.backward()
+    assert logits.grad is not None
+    return expected.item(), logits.grad.tolist()
 
 
 def make_model(directory: Path, family: str, tied: bool) -> None:
