@@ -17,7 +17,8 @@ from storage.layout import EvalScope
 from storage.ledger import put_eval, record_ref
 from storage.records import EvalRecord, PolicyRef, SamplingPolicy, StageRecord
 from storage.schemas import REWARDS
-from tasks.reward.contract import RewardConfig, RewardRequest
+from tasks.prompts.stage import held_out_rows
+from tasks.reward.contract import RewardRequest
 from tasks.reward.task import reward
 from tasks.rollout.contract import RolloutRequest
 from tasks.rollout.task import rollout
@@ -82,7 +83,7 @@ def _shard_requests(
     session: Session, scope: EvalScope, suite: EvalSuite, policy: PolicyRef
 ) -> list[RolloutRequest]:
     config, held_out = session.config.rollout, session.run.prompts.held_out
-    rows = min(held_out.rows or 0, suite.max_prompts or held_out.rows or 0)
+    rows = len(held_out_rows(session.run.prompts, limit=suite.max_prompts))
     size = max(config.groups_per_shard * config.group_size // suite.completions, 1)
     sampling = SamplingPolicy(
         group_size=suite.completions,
@@ -124,7 +125,7 @@ def _reward_request(
 
 def _accuracy_by_prompt(session: Session, rewards: Sequence[StageRecord]) -> list[float]:
     """Returns, per prompt with a graded sample, the mean of the part that counts as accuracy."""
-    part = accuracy_part(session.config.reward)
+    part = session.config.reward.accuracy_part.stored_name
     means: list[float] = []
     for record in rewards:
         table = read_shard(session.store, record.outputs["rewards"], schema=REWARDS)
@@ -147,12 +148,6 @@ def _accuracy_by_prompt(session: Session, rewards: Sequence[StageRecord]) -> lis
 
 def _part_value(parts: list[dict[str, object]], name: str) -> object:
     return next((part["value"] for part in parts if part["name"] == name), None)
-
-
-def accuracy_part(config: RewardConfig) -> str:
-    """Returns the stored name of the part that counts as accuracy: the flagged or first one."""
-    chosen = next((part for part in config.parts if part.accuracy), config.parts[0])
-    return chosen.name or chosen.kind
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
