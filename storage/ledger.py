@@ -111,7 +111,9 @@ def head(store: ObjectStore, run: str) -> tuple[StepCommit, str] | None:
                 "not. Expected one unbroken chain: restore the missing commit from a copy."
             )
     for step in sorted(begun - {newest}):
-        _log.warning("Step %d of run %s was begun and is not committed: it counts not.", step, run)
+        _log.info(
+            "Step %d of run %s was begun and is not committed; resuming redoes it.", step, run
+        )
     return None if newest < 0 else read_commit(store, run, newest)
 
 

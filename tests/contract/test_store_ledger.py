@@ -1,5 +1,6 @@
 """Runs, plans, records and commits: what is put once, who wins, and what a crash leaves."""
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -75,6 +76,7 @@ def test_the_head_goes_by_number_past_a_thousand_objects(store: ObjectStore) -> 
 def test_a_half_written_step_is_not_the_head_and_is_named(
     store: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     make_chain(store, 2)
     scope = StepScope(run="r", step=2)
     store.put(attempt_key(scope, "a", "policy/model.safetensors"), b"weights")
