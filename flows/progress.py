@@ -165,4 +165,7 @@ def watching(run: str, *, first: int, last: int) -> Iterator[Watcher]:
 
 
 def _in_jupyter() -> bool:
-    return "ipykernel" in sys.modules
+    """Whether this code runs in a notebook's kernel; ipykernel may be imported anywhere."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return hasattr(shell, "kernel")

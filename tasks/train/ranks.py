@@ -23,6 +23,7 @@ from tasks.train.contract import TrainConfig
 logger = logging.getLogger(__name__)
 
 _TAIL_BYTES = 1500
+_ADDRESS = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Ranks:
             _environment(config, rank=rank, port=port, extensions=extensions)
             for rank in range(config.ranks)
         ]
+        self._shared = [shared_memory(port, rank) for rank in range(config.ranks)]
         self._members: list[_Member] = []
         self._closed = False
         try:
@@ -97,6 +99,9 @@ class Ranks:
             member.connection.close()
         for member in self._members:
             end_group(member.process, grace_s=0.0)
+        for path in self._shared:
+            # There is one only if its rank was killed before it took the name off itself.
+            path.unlink(missing_ok=True)
 
     def _call(self, name: str, arguments: Sequence[tuple[Any, Any]]) -> list[Any]:
         try:
@@ -150,6 +155,12 @@ class Ranks:
         return f"\nThe end of its log, {log}:\n{text}" if text else ""
 
 
+def shared_memory(port: int | str, rank: int) -> Path:
+    """Returns the file of a rank's all-reduce buffer, as DeepSpeed 0.19.8 names it."""
+    name = f"deepspeed_allreduce_buffer_{os.getuid()}_{_ADDRESS}_{port}_{rank}"
+    return Path("/dev/shm") / name
+
+
 def _launch(environment: dict[str, str], log: Path) -> _Member:
     command = [sys.executable, "-m", "tasks.train.worker"]
     ours, theirs = Pipe()
@@ -175,7 +186,7 @@ def _environment(config: TrainConfig, *, rank: int, port: int, extensions: Path)
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(config.ranks),
         "LOCAL_SIZE": str(config.ranks),
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": _ADDRESS,
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": str(config.threads),
@@ -193,5 +204,5 @@ def _environment(config: TrainConfig, *, rank: int, port: int, extensions: Path)
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server((_ADDRESS, 0)) as server:
         return server.getsockname()[1]

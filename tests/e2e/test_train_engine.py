@@ -314,3 +314,8 @@ def test_ranks_end_when_their_parent_is_killed(lab, model, tmp_path):
     while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_running_ranks_have_no_name_in_shared_memory_to_leave_behind(lab, engines):
+    assert engines("two")
+    assert not list(Path("/dev/shm").glob("deepspeed_allreduce_buffer_*"))
