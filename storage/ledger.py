@@ -90,8 +90,13 @@ def list_runs(store: ObjectStore) -> list[str]:
     return [run for run in store.folders(runs_prefix()) if _exists(store, run_key(run))]
 
 
+def first_step(record: RunRecord) -> int:
+    """Returns the step of a run's first commit: 0, or for a fork the step that it left from."""
+    return record.parent.step if record.parent else 0
+
+
 def head(store: ObjectStore, run: str) -> tuple[StepCommit, str] | None:
-    """Returns the newest commit of a run and its digest, or None before genesis.
+    """Returns the newest commit of a run and its digest, or None before the first.
 
     By step number, never by time: a search over commit keys, then a look at what lies after the
     one that was found. Half-written steps do not count. The search looks at few commits: a hole
@@ -100,8 +105,9 @@ def head(store: ObjectStore, run: str) -> tuple[StepCommit, str] | None:
     Raises:
         Corrupt: a commit lies after the one that the search found.
     """
-    newest = _newest_step(store, run)
-    after = commit_key(run, newest) if newest >= 0 else ""
+    first = _first_step(store, run)
+    newest = _newest_step(store, run, first)
+    after = commit_key(run, newest) if newest >= first else ""
     begun: set[int] = set()
     for listed in store.list(steps_prefix(run), start_after=after):
         begun.add(step_of_key(listed.key))
@@ -114,7 +120,7 @@ def head(store: ObjectStore, run: str) -> tuple[StepCommit, str] | None:
         _log.info(
             "Step %d of run %s was begun and is not committed; resuming redoes it.", step, run
         )
-    return None if newest < 0 else read_commit(store, run, newest)
+    return None if newest < first else read_commit(store, run, newest)
 
 
 def read_commit(store: ObjectStore, run: str, step: int) -> tuple[StepCommit, str]:
@@ -132,14 +138,21 @@ def read_commit(store: ObjectStore, run: str, step: int) -> tuple[StepCommit, st
     return commit, sha256_hex(payload)
 
 
-def commits(store: ObjectStore, run: str, *, start: int = 0) -> Iterator[tuple[StepCommit, str]]:
+def commits(
+    store: ObjectStore, run: str, *, start: int | None = None
+) -> Iterator[tuple[StepCommit, str]]:
     """Yields the commits from step `start` to the head, each checked against the one before.
+
+    Without `start` from the run's first one: a fork's own commits, not those of its parent.
 
     Raises:
         NotFound: no such run, or the step before `start` is not committed.
         Corrupt: the chain breaks or has a hole; the message names the step.
     """
-    expected = read_run(store, run)[1] if start == 0 else read_commit(store, run, start - 1)[1]
+    record, digest = read_run(store, run)
+    first = first_step(record)
+    start = first if start is None else max(start, first)
+    expected = digest if start == first else read_commit(store, run, start - 1)[1]
     newest = head(store, run)
     for step in range(start, newest[0].step + 1 if newest else 0):
         commit, digest = _commit_below_head(store, run, step)
@@ -151,6 +164,42 @@ def commits(store: ObjectStore, run: str, *, start: int = 0) -> Iterator[tuple[S
             )
         yield commit, digest
         expected = digest
+
+
+def ancestors(
+    store: ObjectStore, run: str, step: int, *, expected: str | None = None
+) -> Iterator[tuple[StepCommit, str]]:
+    """Yields the commit of `step` and all before it, newest first, through forks to genesis.
+
+    A fork's first commit is followed by the commit of its parent that it names, of the same step.
+
+    Args:
+        store: holds the run and its parents.
+        run: where to begin.
+        step: likewise.
+        expected: digest of the first commit, if the caller knows it.
+
+    Raises:
+        NotFound: the step is not committed.
+        Corrupt: a commit is not the one that the one after it names, or is gone.
+    """
+    commit, digest = read_commit(store, run, step)
+    while True:
+        if expected is not None and digest != expected:
+            key = commit_key(commit.run, commit.step)
+            raise Corrupt(
+                f"The chain of run {run!r} breaks at {key}: its digest is {digest}, and the commit "
+                f"after it names {expected}. One of the two was changed."
+            )
+        yield commit, digest
+        if commit.kind == "genesis":
+            return
+        if commit.parent is not None:
+            run, expected = commit.parent.run, commit.parent.sha256
+            commit, digest = _commit_below_head(store, run, commit.parent.step)
+        else:
+            expected = commit.previous
+            commit, digest = _commit_below_head(store, run, commit.step - 1)
 
 
 def find_record(
@@ -267,9 +316,30 @@ def put_eval(store: ObjectStore, record: EvalRecord) -> EvalRecord:
 
 
 def read_evals(store: ObjectStore, run: str) -> list[EvalRecord]:
-    """Returns all evaluations of a run by policy version, then suite."""
+    """Returns all evaluations of a run by policy version, then suite; not those of its parent."""
     keys = [entry.key for entry in store.list(evals_prefix(run))]
     return [_parse(EvalRecord, store.get(key), key) for key in keys if is_eval_key(key)]
+
+
+def lineage(store: ObjectStore, run: str) -> list[RunRecord]:
+    """Returns the run's record and those of the runs that it was forked from, itself first.
+
+    Raises:
+        NotFound: one of them has no run.json.
+        Corrupt: they go round in a circle, or one is not what it should be.
+    """
+    found: list[RunRecord] = []
+    while True:
+        record, _ = read_run(store, run)
+        if any(record.run == other.run for other in found):
+            raise Corrupt(
+                f"Run {record.run!r} descends from itself: {run_key(record.run)} names a parent "
+                "that leads back to it. Restore it from a copy of the store."
+            )
+        found.append(record)
+        if record.parent is None:
+            return found
+        run = record.parent.run
 
 
 def _adopt(store: ObjectStore, key: str, record: _Record) -> tuple[_Record, str, bool]:
@@ -288,11 +358,18 @@ def _read_plan(store: ObjectStore, key: str) -> tuple[Plan, ObjectRef]:
     return _parse(Plan, payload, key), ref
 
 
-def _newest_step(store: ObjectStore, run: str) -> int:
+def _first_step(store: ObjectStore, run: str) -> int:
+    try:
+        return first_step(read_run(store, run)[0])
+    except NotFound:
+        return 0
+
+
+def _newest_step(store: ObjectStore, run: str, first: int) -> int:
     """Doubles until a commit is missing, then halves: about 2 log2(steps) look-ups."""
-    low, high = -1, 0
+    low, high = first - 1, first
     while _exists(store, commit_key(run, high)):
-        low, high = high, 2 * high + 1
+        low, high = high, 2 * high - first + 1
     while high - low > 1:
         middle = (low + high) // 2
         if _exists(store, commit_key(run, middle)):
@@ -303,7 +380,7 @@ def _newest_step(store: ObjectStore, run: str) -> int:
 
 
 def _previous_digest(store: ObjectStore, commit: StepCommit) -> str:
-    if commit.step == 0:
+    if commit.kind in ("genesis", "fork"):
         return read_run(store, commit.run)[1]
     return read_commit(store, commit.run, commit.step - 1)[1]
 

@@ -232,6 +232,22 @@ class WeightProof(Record):
     num_tokens: int
 
 
+class Rebase(Record):
+    """How replayed masters were set to the published weights where they differed (promise 3).
+
+    `steps` were replayed in the environment `now` instead of the recorded `was` (digests).
+    `max_abs_diff` and `num_elements` are over all of them; `share` is the largest mean difference
+    of a step over the mean change that the step had made.
+    """
+
+    steps: list[int]
+    num_elements: int
+    max_abs_diff: float
+    share: float
+    was: str
+    now: str
+
+
 class StageRecord(Record):
     """The result of one stage for one request; whoever finds it does no work.
 
@@ -247,6 +263,7 @@ class StageRecord(Record):
     snapshot: SnapshotRef | None = None
     state_digest: str | None = None
     proof: WeightProof | None = None
+    rebased: Rebase | None = None
     attempt: str
     environment: dict[str, str]
     environment_digest: str
@@ -268,14 +285,20 @@ class ShardPlan(Record):
 
 
 class Plan(Record):
-    """What step `step` will do; put once, adopted by every controller, named by the commit."""
+    """What step `step` will do; put once, adopted by every controller, named by the commit.
+
+    The highest revision counts. `redo` is part of every request of the step unless 0, so that what
+    an earlier revision stored is made again. `configs` are the whole RunConfig as of this step, by
+    its fields.
+    """
 
     schema_version: int = RECORD_SCHEMA_VERSION
     run: str
     step: int
     revision: int = 0
-    kind: Literal["genesis", "train"]
+    kind: Literal["genesis", "train", "skipped", "fork"]
     reason: str | None = None
+    redo: int = 0
     previous: str
     prompts: RecordRef | None
     shards: list[ShardPlan]
@@ -283,17 +306,34 @@ class Plan(Record):
     configs: dict[str, dict[str, Any]]
 
 
+class ParentRef(Record):
+    """The commit that a fork continues; `sha256` is over its stored bytes."""
+
+    run: str
+    step: int
+    sha256: str
+
+
+class Signature(Record):
+    """Who vouches for a commit: ed25519 over its canonical bytes without this field; both hex."""
+
+    algorithm: Literal["ed25519"] = "ed25519"
+    public_key: str
+    signature: str
+
+
 class StepCommit(Record):
     """The one object that makes a step exist.
 
-    `previous` is the sha256 of the previous commit's bytes (of run.json at step 0). `state_id` is
-    the sha256 of the train record whose trainer state this step ends in.
+    `previous` is the sha256 of the previous commit's bytes (of run.json at the first step, which
+    is 0, or for a fork the step of `parent`). `state_id` is the sha256 of the train record whose
+    trainer state this step ends in.
     """
 
     schema_version: int = RECORD_SCHEMA_VERSION
     run: str
     step: int
-    kind: Literal["genesis", "train", "skipped"]
+    kind: Literal["genesis", "train", "skipped", "fork"]
     plan: ObjectRef
     records: list[RecordRef]
     policy_version: int
@@ -303,8 +343,11 @@ class StepCommit(Record):
     cursor: Cursor
     metrics: Metrics
     previous: str
+    parent: ParentRef | None = None
+    rebased: Rebase | None = None
     attempt: str
     committed_at: str
+    signature: Signature | None = None
 
 
 class RunRecord(Record):
@@ -321,7 +364,7 @@ class RunRecord(Record):
     model: InputRef
     weights: dict[str, str]
     stop_token_ids: list[int]
-    parent: str | None = None
+    parent: ParentRef | None = None
     created_at: str
 
 
@@ -356,6 +399,11 @@ def request_digest(stage: str, body: Mapping[str, Any]) -> str:
     return sha256_hex(
         canonical_json({"stage": stage, "schema_version": RECORD_SCHEMA_VERSION, **body})
     )
+
+
+def redo_field(redo: int) -> dict[str, int]:
+    """Returns what a request's body holds of a plan's `redo`: nothing for 0, the usual case."""
+    return {"redo": redo} if redo else {}
 
 
 def input_digest(file_digests: Mapping[str, str]) -> str:

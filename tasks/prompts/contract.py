@@ -12,6 +12,7 @@ from storage.records import (
     PromptInputs,
     Record,
     StageRecord,
+    redo_field,
     request_digest,
 )
 
@@ -93,6 +94,7 @@ class PromptsRequest(Record):
     round: Annotated[int, Field(ge=0)] = 0
     """Round r holds groups [r * num_groups, (r + 1) * num_groups) of the step."""
     num_groups: Annotated[int, Field(gt=0)]
+    redo: int = 0
 
     def body(self) -> dict[str, Any]:
         """Returns the digestible part of the request: seed, mixture, cursor, round and size."""
@@ -103,6 +105,7 @@ class PromptsRequest(Record):
             "cursor": self.cursor.model_dump(mode="json"),
             "round": self.round,
             "num_groups": self.num_groups,
+            **redo_field(self.redo),
         }
 
     def digest(self) -> str:

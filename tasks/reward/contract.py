@@ -8,7 +8,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from rewards import scorer
 from rewards.contract import RewardInput, Score
 from storage.layout import Scope
-from storage.records import InputRef, ObjectRef, Record, StageRecord, request_digest
+from storage.records import (
+    InputRef,
+    ObjectRef,
+    Record,
+    StageRecord,
+    redo_field,
+    request_digest,
+)
 
 
 class RewardPart(BaseModel):
@@ -84,6 +91,7 @@ class RewardRequest(Record):
     prompts: ObjectRef
     model: InputRef
     config: RewardConfig
+    redo: int = 0
 
     @property
     def stage(self) -> str:
@@ -97,6 +105,7 @@ class RewardRequest(Record):
             "prompts": self.prompts.sha256,
             "model": self.model.digest,
             "config": self.config.request_fields(),
+            **redo_field(self.redo),
         }
 
     def digest(self) -> str:

@@ -18,6 +18,7 @@ from storage.records import (
     SamplingPolicy,
     StageRecord,
     WeightProof,
+    redo_field,
     request_digest,
 )
 
@@ -88,6 +89,7 @@ class RolloutRequest(Record):
     policy: PolicyRef
     model: InputRef
     config: RolloutConfig
+    redo: int = 0
 
     @property
     def stage(self) -> str:
@@ -104,6 +106,7 @@ class RolloutRequest(Record):
             "policy": self.policy.digest,
             "model": self.model.digest,
             "config": self.config.request_fields(),
+            **redo_field(self.redo),
         }
 
     def digest(self) -> str:

@@ -158,6 +158,7 @@ def test_what_does_not_parse_is_corrupt_with_its_key(payload: bytes, store: Obje
     store.put(commit_key("r", 0), payload)
     with pytest.raises(Corrupt, match=r"runs/r/run\.json is not a RunRecord"):
         ledger.read_run(store, "r")
+    store.delete(run_key("r"))
     with pytest.raises(Corrupt, match=r"commit\.json is not a StepCommit"):
         ledger.head(store, "r")
 

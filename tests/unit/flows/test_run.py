@@ -13,7 +13,7 @@ from flows.session import Session
 from storage import ledger
 from storage.backends.memory import MemoryStore
 from storage.errors import Corrupt, LeaseHeld, NotFound
-from storage.layout import commit_key, lease_key
+from storage.layout import commit_key, lease_key, run_key
 from storage.leases import hold
 from tasks.workspace import Workspace
 from tests.contract import records
@@ -101,4 +101,5 @@ def test_only_the_last_commits_are_read_before_engines_start(monkeypatch: pytest
     store.calls.clear()
     flows_run.checked_head(store, "r")
     read = {call for call in store.calls if call.startswith("get ")}
-    assert read == {f"get {commit_key('r', step)}" for step in (3, 4, 5)}
+    commit_gets = {f"get {commit_key('r', step)}" for step in (3, 4, 5)}
+    assert read == {f"get {run_key('r')}", *commit_gets}
