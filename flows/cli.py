@@ -195,6 +195,24 @@ def export(
     )
 
 
+keys = typer.Typer(help="Keys that vouch for commits.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(keys, name="keys")
+
+
+@keys.command("new")
+def keys_new(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="Where to put the private key. Default: where runs find it."),
+    ] = None,
+) -> None:
+    """Make a key that signs commits; its public half is for whoever verifies them."""
+    from flows.signing import make_key
+
+    for line in make_key(file):
+        Console().print(line, highlight=False, markup=False, soft_wrap=True)
+
+
 def _cause(error: BaseException) -> str:
     from flows.config import in_one_line
 

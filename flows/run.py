@@ -17,6 +17,7 @@ from flows.progress import Watcher, watching
 from flows.reports import Reports
 from flows.session import Session, registered
 from flows.show import RunSummary, summarise
+from flows.signing import find_signer, signing_note
 from flows.step import step
 from flows.stores import resolve_store
 from flows.topologies import TOPOLOGIES
@@ -64,6 +65,7 @@ def train_run(
     """
     wanted = _num_steps(steps) or config.steps
     store_config = resolve_store(store, endpoint)
+    find_signer()
     opened = open_store(store_config, writing=True)
     if run:
         refuse_existing(opened, run)
@@ -102,6 +104,7 @@ def resume_run(
         LeaseHeld: another controller advances it.
     """
     steps = _num_steps(steps)
+    find_signer()
     store_config = resolve_store(store, endpoint)
     opened = open_store(store_config, writing=False)
     record, _ = read_run(opened, run)
@@ -265,6 +268,9 @@ def _say_where(session: Session) -> None:
     url = run_url(flow_run.get_id())
     if url:
         session.watcher.say(f"watch it: {url}")
+    note = signing_note(find_signer(), session.head[0] if session.head else None)
+    if note:
+        session.watcher.say(note)
 
 
 def _evaluate_if_due(session: Session, last: int) -> None:

@@ -8,6 +8,7 @@ import tasks.checkpoint.stage as checkpoint_stage
 import tasks.prompts.stage as prompts_stage
 import tasks.reward.stage as reward_stage
 from flows.config import RunConfig
+from flows.signing import find_signer
 from flows.topologies.stages import Stages
 from infra.home import engines_python, home
 from storage.object_store import ObjectStore
@@ -32,6 +33,7 @@ def colocated(
 
     `say` is told what an engine is doing while a stage waits for it.
     """
+    signer = find_signer()
     logs = home() / "logs" / record.run
 
     def child(name: str, settings: dict[str, object], python: str | None) -> Child:
@@ -66,5 +68,5 @@ def colocated(
             rollout=rollout,
             reward=InProcess(reward_stage, store=store, engine=pool, workspace=workspace),
             train=train,
-            checkpoint=InProcess(checkpoint_stage, store=store, workspace=workspace),
+            checkpoint=InProcess(checkpoint_stage, store=store, engine=signer, workspace=workspace),
         )

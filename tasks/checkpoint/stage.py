@@ -9,6 +9,7 @@ from storage.errors import Corrupt, NotFound
 from storage.ledger import put_commit, read_commit, read_plan, read_record, read_run
 from storage.object_store import ObjectStore
 from storage.records import ObjectRef, Plan, PolicyRef, RecordRef, StageRecord, StepCommit
+from storage.signing import Signer, sign_commit
 from tasks.checkpoint.contract import CheckpointRequest, CheckpointResult
 from tasks.workspace import Workspace
 
@@ -18,7 +19,7 @@ REQUESTS = (CheckpointRequest,)
 def run(
     request: CheckpointRequest,
     store: ObjectStore,
-    engine: None = None,
+    engine: Signer | None = None,
     *,
     workspace: Workspace | None = None,
 ) -> CheckpointResult:
@@ -29,8 +30,8 @@ def run(
     Args:
         request: the plan, the records and the cursor of the step.
         store: where everything that the request names already lies.
-        engine: none; the parameter keeps the door alike in every room.
-        workspace: unused, likewise.
+        engine: the key that signs the commit; None leaves it unsigned.
+        workspace: unused; the parameter keeps the door alike in every room.
 
     Raises:
         Corrupt: the plan is not this step's, a record does not follow from the plan, this step's
@@ -65,7 +66,7 @@ def run(
         attempt=uuid.uuid4().hex,
         committed_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    stands, digest, ours = put_commit(store, commit)
+    stands, digest, ours = put_commit(store, sign_commit(commit, engine) if engine else commit)
     return CheckpointResult(commit=stands, digest=digest, ours=ours)
 
 

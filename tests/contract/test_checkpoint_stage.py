@@ -8,7 +8,7 @@ import pytest
 
 from storage.backends.memory import MemoryStore
 from storage.errors import CommitConflict, Corrupt, NotFound
-from storage.layout import StepScope, attempt_key
+from storage.layout import StepScope, attempt_key, commit_key
 from storage.ledger import adopt_plan, create_run, head, put_record, read_record
 from storage.object_store import ObjectStore
 from storage.objects import put_object
@@ -25,7 +25,9 @@ from storage.records import (
     ShardPlan,
     StageRecord,
     request_digest,
+    sha256_hex,
 )
+from storage.signing import Signer, check_signature
 from tasks.checkpoint.contract import CheckpointRequest, CheckpointResult
 from tasks.checkpoint.stage import run
 
@@ -192,6 +194,16 @@ def test_a_closed_step_is_committed_and_named_by_the_next_state_id(store: Object
     assert result.commit.policy_version == 1
     assert result.commit.state_id == request.records[-1].sha256
     assert head(store, RUN) == (result.commit, result.digest)
+
+
+def test_a_commit_is_signed_by_the_key_that_the_controller_holds(store: ObjectStore):
+    request, _ = first_step(store, genesis(store))
+    signer = Signer.generate()
+    result = run(request, store, signer)
+    payload = store.get(commit_key(RUN, 1))
+    assert check_signature(payload, signer.public_key()).verdict == "good"
+    assert sha256_hex(payload) == result.digest
+    assert check_signature(store.get(commit_key(RUN, 0)), None).verdict == "missing"
 
 
 def test_a_second_attempt_adopts_the_commit_that_stands(store: ObjectStore):
