@@ -1,22 +1,15 @@
 """Held-out accuracy of a committed policy version, as one flow run; nothing is trained."""
 
-import math
-from collections.abc import Sequence
-from itertools import groupby
-from statistics import fmean, stdev
-
 from prefect import flow
 from prefect.runtime import flow_run
 
 from flows.config import EvalSuite
-from flows.metrics import weighted_mean
+from flows.eval_records import eval_record
 from flows.session import Session, session_of
 from flows.step import derived_seed
-from storage.experience import read_shard
 from storage.layout import EvalScope
 from storage.ledger import put_eval, record_ref
 from storage.records import EvalRecord, PolicyRef, SamplingPolicy, StageRecord
-from storage.schemas import REWARDS
 from tasks.prompts.stage import held_out_rows
 from tasks.reward.contract import RewardRequest
 from tasks.reward.task import reward
@@ -56,25 +49,15 @@ def _evaluate_suite(session: Session, name: str, suite: EvalSuite, policy: Polic
         rollouts.append(sampled)
         graded = reward(_reward_request(session, request, sampled), session.stages.reward)
         rewards.append(graded.record)
-    accuracies = _accuracy_by_prompt(session, rewards)
-    low, high = mean_interval(accuracies)
-    record = EvalRecord(
-        run=scope.run,
-        suite=name,
-        policy_version=policy.version,
+    record = eval_record(
+        session.store,
+        scope,
         policy_digest=policy.digest,
-        records=[record_ref(scope, found, store=session.store) for found in [*rollouts, *rewards]],
-        num_prompts=len(accuracies),
-        num_samples=sum(record.outputs["samples"].rows or 0 for record in rollouts),
-        num_graded=int(sum(record.metrics.get("num_graded") or 0 for record in rewards)),
-        accuracy=fmean(accuracies) if accuracies else None,
-        low=low,
-        high=high,
-        reward_mean=weighted_mean(rewards, "reward_mean", by="num_graded"),
-        metrics={
-            "completion_tokens_mean": weighted_mean(rollouts, "completion_tokens_mean"),
-            "truncated_share": weighted_mean(rollouts, "truncated_share"),
-        },
+        records=[
+            (record_ref(scope, found, store=session.store), found)
+            for found in [*rollouts, *rewards]
+        ],
+        accuracy_part=session.config.reward.accuracy_part.stored_name,
     )
     return put_eval(session.store, record)
 
@@ -121,44 +104,3 @@ def _reward_request(
         model=session.run.model,
         config=session.config.reward,
     )
-
-
-def _accuracy_by_prompt(session: Session, rewards: Sequence[StageRecord]) -> list[float]:
-    """Returns, per prompt with a graded sample, the mean of the part that counts as accuracy."""
-    part = session.config.reward.accuracy_part.stored_name
-    means: list[float] = []
-    for record in rewards:
-        table = read_shard(session.store, record.outputs["rewards"], schema=REWARDS)
-        rows = zip(
-            table["sample_id"].to_pylist(),
-            table["status"].to_pylist(),
-            table["parts"].to_pylist(),
-            strict=True,
-        )
-        graded = [
-            (sample_id.rsplit("-", 1)[0], float(_part_value(parts, part) == 1.0))
-            for sample_id, status, parts in rows
-            if status == "graded"
-        ]
-        means += [
-            fmean(value for _, value in group) for _, group in groupby(graded, lambda row: row[0])
-        ]
-    return means
-
-
-def _part_value(parts: list[dict[str, object]], name: str) -> object:
-    return next((part["value"] for part in parts if part["name"] == name), None)
-
-
-def mean_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Returns the 95% interval of the mean over prompts, cut to [0, 1].
-
-    Normal approximation with the sample deviation (ddof 1); the unit is the prompt, because the
-    completions of one prompt are not independent. With all values equal it would have no width,
-    so then the rule of three bounds it.
-    """
-    if len(values) < 2:
-        return None, None
-    mean, deviation = fmean(values), stdev(values)
-    half = 1.96 * deviation / math.sqrt(len(values)) if deviation else 3 / len(values)
-    return max(0.0, mean - half), min(1.0, mean + half)

@@ -3,6 +3,7 @@
 import functools
 import time
 import uuid
+from collections.abc import Sequence
 from itertools import accumulate
 
 import pyarrow as pa
@@ -59,7 +60,7 @@ def run(
     attempt = uuid.uuid4().hex
     shard = write_shard(
         store,
-        _take(_stored_prompts(store, request.inputs.train), draws, request.inputs),
+        drawn_table(stored_prompts(store, request.inputs.train), draws, inputs=request.inputs),
         schema=PROMPTS,
         key=attempt_key(request.scope, attempt, "prompts.parquet"),
     )
@@ -79,7 +80,14 @@ def held_out_rows(inputs: PromptInputs, *, limit: int | None = None) -> range:
     return range(rows if limit is None else min(limit, rows))
 
 
-def _take(prompts: pa.Table, draws: list[Draw], inputs: PromptInputs) -> pa.Table:
+def drawn_table(prompts: pa.Table, draws: Sequence[Draw], *, inputs: PromptInputs) -> pa.Table:
+    """Returns the rows of a step's prompts shard, one per draw, in order.
+
+    Args:
+        prompts: the stored prompts of the run, `inputs.train`.
+        draws: which rows of them.
+        inputs: how many rows each set has there.
+    """
     firsts = list(accumulate((found.train_rows for found in inputs.sets), initial=0))
     drawn = prompts.take(pa.array([firsts[draw.set_index] + draw.row for draw in draws]))
     # Made per draw and not from the prompt: the same prompt drawn twice is two groups, and from
@@ -106,7 +114,13 @@ def _record(
     )
 
 
-def _stored_prompts(store: ObjectStore, ref: ObjectRef) -> pa.Table:
+def stored_prompts(store: ObjectStore, ref: ObjectRef) -> pa.Table:
+    """Returns the stored prompts that `ref` names; a process reads them once.
+
+    Raises:
+        NotFound: they are gone.
+        Corrupt: other bytes than `ref` names.
+    """
     return _read_once(store, ref.to_bytes())
 
 

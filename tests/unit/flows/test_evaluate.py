@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from flows.evaluate import mean_interval
+from flows.eval_records import mean_interval
 from flows.step import derived_seed
 
 
