@@ -7,6 +7,9 @@ from pydantic import Field
 
 from storage.records import Record
 
+GC_RECORD_STEPS = 100
+"""One GcRecord names objects below at most so many steps, so that one stays small."""
+
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -114,6 +117,21 @@ def is_eval_key(key: str) -> bool:
     return re.fullmatch(r"runs/[^/]+/evals/\d+/[^/]+/eval\.json", key) is not None
 
 
+def gc_prefix(run: str) -> str:
+    """Where everything lies that says what `gc` deleted."""
+    return f"runs/{run}/gc/"
+
+
+def gc_steps_prefix(run: str, step: int) -> str:
+    """Where the GcRecords lie that may name objects below step `step`."""
+    return f"runs/{run}/gc/{step - step % GC_RECORD_STEPS:08d}/"
+
+
+def gc_key(run: str, step: int, digest: str) -> str:
+    """A GcRecord of the steps around `step`; `digest` is the sha256 of its bytes."""
+    return f"{gc_steps_prefix(run, step)}{digest}.json"
+
+
 def lease_key(run: str, role: str) -> str:
     """Liveness of a controller or service of a run."""
     return f"runs/{run}/leases/{role}.json"
@@ -139,6 +157,11 @@ def plan_revision_of_key(key: str) -> int | None:
     """Returns the revision of the plan that `key` is, or None if it is something else."""
     match = re.fullmatch(r"runs/[^/]+/steps/\d+/plan-(\d+)\.json", key)
     return int(match.group(1)) if match else None
+
+
+def run_of_key(key: str) -> str:
+    """Returns the run that a key below `runs/` belongs to."""
+    return key.split("/")[1]
 
 
 def step_of_key(key: str) -> int:

@@ -390,6 +390,34 @@ class EvalRecord(Record):
     metrics: Metrics
 
 
+class GivenUp(Record):
+    """One object that `gc` deletes: what it was, and why nothing needs it.
+
+    `policy` and `snapshot` files are named by commits, and retention gave them up; `unreferenced`
+    objects are named by no commit, and nobody knows their digest.
+    """
+
+    key: str
+    kind: Literal["policy", "snapshot", "unreferenced"]
+    num_bytes: int
+    sha256: str | None = None
+    why: str
+
+
+class GcRecord(Record):
+    """What `gc` is about to delete below some steps: put before the first of it is deleted.
+
+    An object named here may be gone or not; it is given up either way. `head` is the newest step
+    when it was decided, `rule` the retention that decided it.
+    """
+
+    schema_version: int = RECORD_SCHEMA_VERSION
+    run: str
+    head: int
+    rule: dict[str, Any]
+    objects: list[GivenUp]
+
+
 def request_digest(stage: str, body: Mapping[str, Any]) -> str:
     """Returns the digest of a request: sha256 over stage, schema version and `body`.
 
