@@ -33,6 +33,16 @@ def describe(packages: Iterable[str]) -> dict[str, str]:
     return found | {f"package:{name}": _version(name) for name in sorted(set(packages))}
 
 
+def changes(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Returns what differs between two environments, a line each; empty if they are one."""
+    names = sorted(set(was) | set(now))
+    return [
+        f"{name}: {was.get(name, 'none')} -> {now.get(name, 'none')}"
+        for name in names
+        if was.get(name) != now.get(name)
+    ]
+
+
 def digest(environment: Mapping[str, str]) -> str:
     """Returns the environment digest that goes into records."""
     return sha256_hex(canonical_json(dict(environment)))

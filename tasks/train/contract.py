@@ -1,5 +1,6 @@
 """What the train stage takes and gives: experience and a state in, the next policy out."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from storage.records import (
     Probe,
     Record,
     StageRecord,
+    redo_field,
     request_digest,
 )
 
@@ -68,6 +70,13 @@ class TrainConfig(BaseModel):
     gradient_checkpointing: bool = False
     snapshot_every: Annotated[int, Field(gt=0)] = 10
     """Steps between snapshots of optimizer state; between them, state comes back by replay."""
+    snapshot_after_s: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds of training since the last snapshot after which another is due, whatever the steps:
+    about what a replay may cost."""
+    rebase_tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """A replay that gives other bits on another machine or with other libraries is within
+    tolerance if, step by step, its weights differ on average by at most this share of what the
+    step had changed them."""
     probe_rows: Annotated[int, Field(gt=0)] = 4
     """Rows of the probe that every policy carries; drawn from the vocabulary by the seed."""
     probe_tokens: Annotated[int, Field(gt=1)] = 64
@@ -88,7 +97,11 @@ class TrainConfig(BaseModel):
 
     def request_fields(self) -> dict[str, Any]:
         """Returns what of this config the bits of an update depend on."""
-        return self.model_dump(mode="json", exclude={"python", "snapshot_every"})
+        return self.model_dump(mode="json", exclude=_NOT_IN_REQUESTS)
+
+
+_NOT_IN_REQUESTS = {"python", "snapshot_every", "snapshot_after_s", "rebase_tolerance"}
+"""What decides when and where, but no bits."""
 
 
 class ModelConfig(BaseModel):
@@ -144,6 +157,9 @@ class TrainRequest(Record):
     model: InputRef
     config: TrainConfig
     snapshot_due: bool
+    rebase: bool = False
+    """Whether a replay that gives other bits may be rebased (see DESIGN.md section 5)."""
+    redo: int = 0
 
     def body(self) -> dict[str, Any]:
         """Returns the digestible part of the request."""
@@ -157,6 +173,7 @@ class TrainRequest(Record):
             "update_index": self.update_index,
             "model": self.model.digest,
             "config": self.config.request_fields(),
+            **redo_field(self.redo),
         }
 
     def digest(self) -> str:
@@ -169,6 +186,70 @@ class TrainResult(Record):
 
     record: StageRecord
     reused: bool
+
+
+class SnapshotRequest(Record):
+    """Stores the held state of a committed step, at a graceful stop; trains nothing."""
+
+    scope: StepScope
+    """The committed step that ends in the state."""
+    state_id: str
+    ranks: int
+    zero_stage: int
+
+    def body(self) -> dict[str, Any]:
+        """Returns the digestible part of the request: the state alone decides the tensors."""
+        return snapshot_body(self.state_id)
+
+    def digest(self) -> str:
+        """Returns the request digest."""
+        return request_digest("snapshot", self.body())
+
+
+def snapshot_body(state_id: str) -> dict[str, Any]:
+    """Returns the request of a snapshot record: what `history` looks for."""
+    return {"kind": "snapshot", "state_id": state_id}
+
+
+class SnapshotResult(Record):
+    """The snapshot's record; None if the trainer held another state and nothing was done."""
+
+    record: StageRecord | None
+
+
+class ReplayRequest(Record):
+    """Runs a committed train stage again from the store alone; writes nothing to it."""
+
+    scope: StepScope
+    """The committed step."""
+    rebase: bool = False
+    """Whether the states before it may be rebased where this environment gives other bits."""
+    tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """See `TrainConfig.rebase_tolerance`."""
+
+
+class ReplayResult(Record):
+    """How a replayed train stage compares with its record.
+
+    `to the bit`: policy, train shard and, where recorded, state. `not comparable`: other bits under
+    another environment (`environment_changes` says in what). The figures are of the published
+    weights: largest and mean difference over all elements, and the mean over the mean change that
+    the step had made (`share`); null where nothing was compared element by element.
+    """
+
+    outcome: Literal["to the bit", "within tolerance", "not comparable", "differs"]
+    policy_digest: str
+    expected_policy_digest: str
+    state_digest: str | None
+    expected_state_digest: str | None
+    train_sha256: str | None
+    expected_train_sha256: str | None
+    environment_changes: list[str]
+    max_abs_diff: float | None = None
+    mean_abs_diff: float | None = None
+    share: float | None = None
+    replayed: int
+    """Steps replayed before this one to have its state."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +280,27 @@ class UpdateResult:
 
     learner_logprobs: dict[str, list[float]]
     metrics: Metrics
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How far the masters, cast to the published dtype, are from published weights.
+
+    `mean_abs_change` is the mean distance of the published weights from those before the step.
+    """
+
+    num_elements: int
+    """Elements that differ."""
+    max_abs_diff: float
+    mean_abs_diff: float
+    mean_abs_change: float
+
+    @property
+    def share(self) -> float:
+        """The mean difference over the mean change; infinite if nothing should have changed."""
+        if self.mean_abs_diff == 0:
+            return 0.0
+        return self.mean_abs_diff / self.mean_abs_change if self.mean_abs_change else math.inf
 
 
 class TrainEngine(Protocol):
@@ -234,6 +336,21 @@ class TrainEngine(Protocol):
 
         Raises:
             Permanent: NaN or Inf in loss or gradient; weights are unchanged, samples are named.
+        """
+        ...
+
+    def environment(self) -> dict[str, str]:
+        """Returns what the bits depend on besides the request and the installed packages."""
+        ...
+
+    def compare(self, published: Path, before: Path) -> Deviation:
+        """Compares the masters with published safetensors; `before` is the version before."""
+        ...
+
+    def take(self, published: Path) -> None:
+        """Sets masters whose cast differs from the tensors in `published` to those; moments stay.
+
+        State id becomes None.
         """
         ...
 

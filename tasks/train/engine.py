@@ -20,7 +20,7 @@ from tasks.train import build
 from tasks.train.algorithms import ALGORITHMS
 from tasks.train.batching import MicroBatch, divide_rows, pack_rows
 from tasks.train.batching import build as build_micro_batch
-from tasks.train.contract import TrainConfig, TrainSample, Update, UpdateResult
+from tasks.train.contract import Deviation, TrainConfig, TrainSample, Update, UpdateResult
 from tasks.train.ranks import Ranks
 from tasks.workspace import Workspace
 
@@ -123,6 +123,19 @@ class Engine:
         self._state_id = None
         self.open()
         self._call("restore", str(snapshot_dir))
+
+    def environment(self) -> dict[str, str]:
+        """Returns what the bits depend on besides the request and the installed packages."""
+        return self._call("environment")[0]
+
+    def compare(self, published: Path, before: Path) -> Deviation:
+        """Compares the masters with published safetensors; `before` is the version before."""
+        return self._call("compare", str(published), str(before))[0]
+
+    def take(self, published: Path) -> None:
+        """Sets masters whose cast differs from `published` to it. State id becomes None."""
+        self._state_id = None
+        self._call("take", str(published))
 
     def adopt(self, state_id: str) -> None:
         """Declares what the engine now holds, once the record that names it is stored."""

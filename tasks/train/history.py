@@ -5,45 +5,48 @@ Resume, audit and fork are this one path. Nothing here writes to the store.
 
 import logging
 import shutil
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
+from storage.errors import Corrupt, NotFound
 from storage.layout import StepScope
-from storage.ledger import read_commit, read_record
+from storage.ledger import ancestors, find_record, read_record
 from storage.object_store import ObjectStore
 from storage.objects import fetch_file
-from storage.policies import policy_digest
-from storage.records import ObjectRef, SnapshotRef, StageRecord, StepCommit
+from storage.policies import open_policy
+from storage.records import Rebase, SnapshotRef, StageRecord, StepCommit, request_digest
 from tasks.errors import Permanent
-from tasks.train.contract import TrainConfig, TrainEngine
-from tasks.train.experience import judge, make_updates, read_experience
+from tasks.train.contract import TrainConfig, TrainEngine, snapshot_body
+from tasks.train.replay import Committed, Settlement, retrain, settle
 from tasks.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Committed:
-    """A committed train stage: its record, the digest of it, and the experience it was made of."""
+class Restored:
+    """What it took to hold a state: steps replayed, what was rebased, what a reader should know."""
 
-    step: int
-    state_id: str
-    record: StageRecord
-    samples: list[ObjectRef]
-    rewards: list[ObjectRef]
+    replayed: int = 0
+    rebased: Rebase | None = None
+    notes: list[str] = field(default_factory=list)
 
 
-def hold_state(
+def hold_state(  # noqa: PLR0913 - what to hold, from where, and how exactly
     store: ObjectStore,
     engine: TrainEngine,
     state_id: str,
     *,
     scope: StepScope,
     workspace: Workspace,
-) -> int:
-    """Makes the engine hold the state that `state_id` names; returns how many steps it replayed.
+    rebase: bool = False,
+    tolerance: float = 0.0,
+) -> Restored:
+    """Makes the engine hold the state that `state_id` names, through skipped steps and forks.
 
-    Does nothing if it holds it already. Every replayed step must give the committed policy.
+    Does nothing if it holds it already. A snapshot that cannot be read costs time only: an older
+    one is taken and more is replayed; without any, genesis is imported again from policy 0. Every
+    replayed step must give the committed policy and state, or is rebased (see `settle`).
 
     Args:
         store: holds the run.
@@ -51,110 +54,158 @@ def hold_state(
         state_id: digest of a committed train record.
         scope: the step that wants the state; only commits before it are looked at.
         workspace: snapshot files are cached there.
+        rebase: whether other bits under another environment may be rebased.
+        tolerance: how far they may be off; see `TrainConfig.rebase_tolerance`.
 
     Raises:
-        Permanent: no such commit, no snapshot at or before it, or a replay that differs.
-        Corrupt: a snapshot, record or shard is not what its reference names.
+        Permanent: no such commit, nothing to begin from, or a replay that differs.
+        Corrupt: a record or shard is not what its reference names.
     """
     if engine.state_id == state_id:
-        return 0
-    snapshot, replayed = _find(store, state_id, scope)
-    logger.info(
-        "restoring the trainer: snapshot of step %d, then %d steps", snapshot.step, len(replayed)
-    )
-    engine.configure(_config(snapshot.record))
-    assert snapshot.record.snapshot is not None
-    directory = workspace.scratch / f"snapshot-{snapshot.state_id[:16]}"
-    _fetch(store, snapshot.record.snapshot, directory, cache=workspace.cache)
-    engine.restore(directory)
-    shutil.rmtree(directory)
-    for committed in replayed:
-        _replay(store, engine, committed, workspace=workspace)
-    engine.adopt(state_id)
-    return len(replayed)
-
-
-def _find(store: ObjectStore, state_id: str, scope: StepScope) -> tuple[Committed, list[Committed]]:
-    """Walks back from the state to the nearest snapshot; returns it and what follows, in order."""
-    after: list[Committed] = []
-    found = False
-    for step in range(scope.step - 1, -1, -1):
-        commit, _ = read_commit(store, scope.run, step)
-        committed = _committed(store, commit)
-        if committed is None or not (found or committed.state_id == state_id):
-            continue
-        found = True
-        if committed.record.snapshot is not None:
-            return committed, after[::-1]
-        after.append(committed)
-    if found:
+        return Restored()
+    notes: list[str] = []
+    pending: list[Committed] = []
+    for committed in _walk(store, state_id, scope):
+        if _restore(store, engine, committed, workspace=workspace, notes=notes):
+            break
+        pending.append(committed)
+    else:
         raise Permanent(
-            f"Run {scope.run} has no snapshot at or before step {scope.step - 1}. Expected at "
-            "least the one of genesis. Restore it from a copy of the store."
+            f"Run {scope.run} has no readable snapshot at or before step {scope.step - 1}, and "
+            f"policy 0 is gone: {'; '.join(notes)}. Restore one of them from a copy of the store."
         )
-    raise Permanent(
-        f"No commit of run {scope.run} before step {scope.step} ends in trainer state {state_id}. "
-        "Expected the digest of a committed train record. Resume the run from its last commit."
+    logger.info(
+        "restoring the trainer: state of step %d, then %d steps", committed.step, len(pending)
     )
-
-
-def _committed(store: ObjectStore, commit: StepCommit) -> Committed | None:
-    """Returns the train stage of a commit; None for a skipped step, whose state is the last."""
-    refs = {ref.stage: ref for ref in commit.records}
-    if "train" not in refs:
-        return None
-    shards = sorted(stage.removeprefix("rollout-") for stage in refs if "rollout-" in stage)
-    return Committed(
-        step=commit.step,
-        state_id=refs["train"].sha256,
-        record=read_record(store, refs["train"]),
-        samples=[read_record(store, refs[f"rollout-{n}"]).outputs["samples"] for n in shards],
-        rewards=[read_record(store, refs[f"reward-{n}"]).outputs["rewards"] for n in shards],
+    settlement = Settlement(
+        store, engine, workspace=workspace, rebase=rebase, tolerance=tolerance, base=committed
     )
+    for committed in reversed(pending):
+        retrain(store, engine, committed)
+        settle(settlement, committed, last=committed.state_id == state_id)
+    engine.adopt(state_id)
+    if pending:
+        notes.append(f"replayed {len(pending)} steps to restore the state")
+    return Restored(len(pending), settlement.rebase_record(), notes)
 
 
-def _config(record: StageRecord) -> TrainConfig:
-    return TrainConfig.model_validate(record.request["config"])
+def _walk(store: ObjectStore, state_id: str, scope: StepScope) -> Iterator[Committed]:
+    """Yields the train stages that lead to the state, newest first, down to genesis."""
+    found = False
+    if scope.step > 0:
+        for commit, _ in ancestors(store, scope.run, scope.step - 1):
+            found = found or commit.state_id == state_id
+            record = train_record(store, commit) if found else None
+            if record is not None:
+                yield Committed(commit, record)
+    if not found:
+        raise Permanent(
+            f"No commit of run {scope.run} before step {scope.step} ends in trainer state "
+            f"{state_id}. Expected the digest of a committed train record. Resume the run from its "
+            "last commit."
+        )
 
 
-def _fetch(store: ObjectStore, snapshot: SnapshotRef, directory: Path, *, cache: Path) -> None:
-    """Puts the snapshot's files, each checked against its digest, into `directory`."""
+def train_record(store: ObjectStore, commit: StepCommit) -> StageRecord | None:
+    """Returns the train record of a commit; None for a skipped step and the start of a fork."""
+    ref = next((ref for ref in commit.records if ref.stage == "train"), None)
+    return read_record(store, ref) if ref else None
+
+
+def find_snapshot(
+    store: ObjectStore, commit: StepCommit, record: StageRecord
+) -> SnapshotRef | None:
+    """Returns the snapshot of the state that a commit ends in: its own, or one made at a stop."""
+    if record.snapshot is not None:
+        return record.snapshot
+    made = find_record(
+        store,
+        StepScope(run=commit.run, step=commit.step),
+        stage="snapshot",
+        request_digest=request_digest("snapshot", snapshot_body(commit.state_id)),
+    )
+    return made.snapshot if made else None
+
+
+def _restore(
+    store: ObjectStore,
+    engine: TrainEngine,
+    committed: Committed,
+    *,
+    workspace: Workspace,
+    notes: list[str],
+) -> bool:
+    """Restores the state that `committed` ends in from its snapshot, if one can be read."""
+    snapshot = find_snapshot(store, committed.commit, committed.record)
+    if snapshot is not None and _restore_snapshot(
+        store, engine, committed, snapshot, workspace=workspace, notes=notes
+    ):
+        return True
+    if committed.commit.kind != "genesis":
+        return False
+    return _import_again(store, engine, committed, workspace=workspace, notes=notes)
+
+
+def _restore_snapshot(
+    store: ObjectStore,
+    engine: TrainEngine,
+    committed: Committed,
+    snapshot: SnapshotRef,
+    *,
+    workspace: Workspace,
+    notes: list[str],
+) -> bool:
+    directory = workspace.scratch / f"snapshot-{committed.state_id[:16]}"
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    for name, ref in snapshot.files.items():
-        (directory / name).symlink_to(fetch_file(store, ref, cache=cache))
-
-
-def _replay(
-    store: ObjectStore, engine: TrainEngine, committed: Committed, *, workspace: Workspace
-) -> None:
-    config = _config(committed.record)
-    engine.configure(config)
-    experience = read_experience(store, samples=committed.samples, rewards=committed.rewards)
-    updates = make_updates(
-        experience,
-        judge(experience, config).verdicts,
-        config=config,
-        update_index=committed.record.request["update_index"],
-    )
-    if updates:
-        engine.update(updates, temperature=committed.record.request["temperature"])
-    _check_policy(engine, committed, config=config, workspace=workspace)
-
-
-def _check_policy(
-    engine: TrainEngine, committed: Committed, *, config: TrainConfig, workspace: Workspace
-) -> None:
-    assert committed.record.policy is not None
-    directory = workspace.scratch / "replayed-policy"
-    directory.mkdir(parents=True)
-    engine.save_policy(directory, max_file_bytes=config.policy_file_bytes)
-    found, expected = policy_digest(directory), committed.record.policy.digest
+    try:
+        for name, ref in snapshot.files.items():
+            (directory / name).symlink_to(fetch_file(store, ref, cache=workspace.cache))
+    except (NotFound, Corrupt) as error:
+        shutil.rmtree(directory)
+        logger.warning("The snapshot of step %d cannot be read: %s", committed.step, error)
+        notes.append(f"the snapshot of step {committed.step} cannot be read: {error}")
+        return False
+    engine.configure(TrainConfig.model_validate(committed.record.request["config"]))
+    engine.restore(directory)
     shutil.rmtree(directory)
+    check_state(engine, committed)
+    return True
+
+
+def _import_again(
+    store: ObjectStore,
+    engine: TrainEngine,
+    committed: Committed,
+    *,
+    workspace: Workspace,
+    notes: list[str],
+) -> bool:
+    """Makes genesis again from policy 0: fresh moments, and masters if nothing was rounded."""
+    assert committed.record.policy is not None, "a train record names its policy"
+    try:
+        directory = open_policy(store, committed.record.policy, cache=workspace.cache)
+    except (NotFound, Corrupt) as error:
+        notes.append(f"policy 0 cannot be read: {error}")
+        return False
+    engine.configure(TrainConfig.model_validate(committed.record.request["config"]))
+    engine.initialise(directory)
+    check_state(engine, committed)
+    notes.append("genesis was imported again from policy 0")
+    return True
+
+
+def check_state(engine: TrainEngine, committed: Committed) -> None:
+    """Checks that the engine holds the state that the record names, where it names one.
+
+    Raises:
+        Corrupt: it holds another one.
+    """
+    expected = committed.record.state_digest
+    found = engine.state_digest() if expected else None
     if found != expected:
-        raise Permanent(
-            f"Replaying step {committed.step} gave policy {found}. Expected the committed "
-            f"{expected}: this machine or these library versions compute other bits than the "
-            f"record's environment ({committed.record.environment}). Resume there, or from a "
-            "step with a snapshot."
+        raise Corrupt(
+            f"The stored state of step {committed.step} of run {committed.commit.run} has digest "
+            f"{found}. Expected {expected}, which its train record says. Restore the snapshot from "
+            "a copy of the store."
         )

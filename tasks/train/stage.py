@@ -23,6 +23,10 @@ from storage.records import Metrics, ObjectRef, PolicyRef, Probe, SnapshotRef, S
 from storage.schemas import TRAIN
 from tasks.train.contract import (
     GenesisRequest,
+    ReplayRequest,
+    ReplayResult,
+    SnapshotRequest,
+    SnapshotResult,
     TrainConfig,
     TrainEngine,
     TrainRequest,
@@ -35,34 +39,36 @@ from tasks.train.experience import (
     read_experience,
     train_table,
 )
-from tasks.train.history import hold_state
+from tasks.train.history import Restored, hold_state
+from tasks.train.replay import described
+from tasks.train.rerun import rerun
 from tasks.workspace import Workspace, trim_cache
 
 logger = logging.getLogger(__name__)
 
-REQUESTS = (GenesisRequest, TrainRequest)
+REQUESTS = (GenesisRequest, TrainRequest, SnapshotRequest, ReplayRequest)
 
 STAGE = "train"
-PACKAGES = ("torch", "deepspeed", "transformers", "safetensors", "numpy", "pyarrow", "pydantic")
-"""What decides the bits of an update."""
 
 _NUM_UPLOADS = 4
 
 
 def run(
-    request: GenesisRequest | TrainRequest,
+    request: GenesisRequest | TrainRequest | SnapshotRequest | ReplayRequest,
     store: ObjectStore,
     engine: TrainEngine,
     *,
     workspace: Workspace,
-) -> TrainResult:
+) -> TrainResult | SnapshotResult | ReplayResult:
     """Makes policy v + 1 (or imports policy 0), or returns what the request's record says.
 
     Writes train shard, policy, probe and, when due, a snapshot under a new attempt, then the
-    record; a second call writes nothing. The engine keeps the new state if its record stands.
+    record; a second call writes nothing. The engine keeps the new state if its record stands. A
+    SnapshotRequest stores the held state and its record, a ReplayRequest writes nothing.
 
     Args:
-        request: genesis, or one step's experience with the state that it continues.
+        request: genesis, or one step's experience with the state that it continues; or a held
+            state to be stored; or a committed step to be run again.
         store: where the experience lies and everything goes.
         engine: a trainer; it restores the state from the store if it holds another.
         workspace: policy and snapshot files are made in its scratch and linked into its cache.
@@ -73,22 +79,29 @@ def run(
         Transient: a trainer rank died.
         Corrupt: an input is not what its reference names.
     """
+    if isinstance(request, ReplayRequest):
+        return rerun(request, store, engine, workspace=workspace)
+    with tempfile.TemporaryDirectory(dir=workspace.scratch) as directory:
+        attempt = uuid.uuid4().hex
+        job = _Job(store, engine, workspace, request.scope, attempt, Path(directory))
+        if isinstance(request, SnapshotRequest):
+            return _snapshot(request, job)
+        return _train(request, job)
+
+
+def _train(request: GenesisRequest | TrainRequest, job: "_Job") -> TrainResult:
+    store, engine, attempt = job.store, job.engine, job.attempt
     digest = request.digest()
     found = find_record(store, request.scope, stage=STAGE, request_digest=digest)
     if found is not None:
         return TrainResult(record=found, reused=True)
-    attempt = uuid.uuid4().hex
     logger.info("train of %s: attempt %s", request.scope.prefix, attempt)
-    with tempfile.TemporaryDirectory(dir=workspace.scratch) as directory:
-        job = _Job(store, engine, workspace, request.scope, attempt, Path(directory))
-        made = (
-            _genesis(request, job) if isinstance(request, GenesisRequest) else _step(request, job)
-        )
+    made = _genesis(request, job) if isinstance(request, GenesisRequest) else _step(request, job)
     record = _record(request, job, made)
     winner, ref = put_record(store, request.scope, record)
     if winner.attempt == attempt or _same_state(winner, record):
         engine.adopt(ref.sha256)
-    trim_cache(workspace.cache)
+    trim_cache(job.workspace.cache)
     return TrainResult(record=winner, reused=winner.attempt != attempt)
 
 
@@ -118,7 +131,34 @@ class _Made:
     snapshot: SnapshotRef | None
     outputs: dict[str, ObjectRef] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    restored: Restored = field(default_factory=Restored)
+
+
+def _snapshot(request: SnapshotRequest, job: _Job) -> SnapshotResult:
+    """Stores the state if the engine holds it and no snapshot of it is there."""
+    digest = request.digest()
+    found = find_record(job.store, request.scope, stage="snapshot", request_digest=digest)
+    if found is not None or job.engine.state_id != request.state_id:
+        return SnapshotResult(record=found)
+    with _Lap(job, "save_snapshot"):
+        state_digest = job.engine.save_snapshot(job.directory)
+    with ThreadPoolExecutor(_NUM_UPLOADS) as pool, _Lap(job, "upload"):
+        files = _upload_snapshot(job, pool, sorted(job.directory.iterdir()))
+    ref = SnapshotRef(files=files, ranks=request.ranks, zero_stage=request.zero_stage)
+    environment_now = described(job.engine)
+    record = StageRecord(
+        stage="snapshot",
+        request=request.body(),
+        request_digest=digest,
+        outputs={},
+        snapshot=ref,
+        state_digest=state_digest,
+        attempt=job.attempt,
+        environment=environment_now,
+        environment_digest=environment.digest(environment_now),
+        timings_s=job.timings_s,
+    )
+    return SnapshotResult(record=put_record(job.store, request.scope, record)[0])
 
 
 def _genesis(request: GenesisRequest, job: _Job) -> _Made:
@@ -137,8 +177,14 @@ def _genesis(request: GenesisRequest, job: _Job) -> _Made:
 def _step(request: TrainRequest, job: _Job) -> _Made:
     config, engine, store = request.config, job.engine, job.store
     with _Lap(job, "restore"):
-        replayed = hold_state(
-            store, engine, request.state_id, scope=request.scope, workspace=job.workspace
+        restored = hold_state(
+            store,
+            engine,
+            request.state_id,
+            scope=request.scope,
+            workspace=job.workspace,
+            rebase=request.rebase,
+            tolerance=config.rebase_tolerance,
         )
     engine.configure(config)
     with _Lap(job, "read"):
@@ -159,7 +205,9 @@ def _step(request: TrainRequest, job: _Job) -> _Made:
         shard = pool.submit(
             _write_train_shard, job, train_table(experience, judged.verdicts, learner_logprobs)
         )
-        state_digest, snapshot = _state(job, pool, config, snapshot_due=request.snapshot_due)
+        # What was rebased cannot be replayed: its state is stored at once.
+        due = request.snapshot_due or restored.rebased is not None
+        state_digest, snapshot = _state(job, pool, config, snapshot_due=due)
         with _Lap(job, "upload"):
             return _Made(
                 policy.result(),
@@ -167,7 +215,7 @@ def _step(request: TrainRequest, job: _Job) -> _Made:
                 snapshot,
                 outputs={"train": shard.result()},
                 metrics=metrics,
-                notes=[f"replayed {replayed} steps to restore the state"] if replayed else [],
+                restored=restored,
             )
 
 
@@ -272,7 +320,7 @@ def probe_token_ids(
 
 
 def _record(request: GenesisRequest | TrainRequest, job: _Job, made: _Made) -> StageRecord:
-    described = environment.describe(PACKAGES)
+    environment_now = described(job.engine)
     return StageRecord(
         stage=STAGE,
         request=request.body(),
@@ -281,12 +329,13 @@ def _record(request: GenesisRequest | TrainRequest, job: _Job, made: _Made) -> S
         policy=made.policy,
         snapshot=made.snapshot,
         state_digest=made.state_digest,
+        rebased=made.restored.rebased,
         attempt=job.attempt,
-        environment=described,
-        environment_digest=environment.digest(described),
+        environment=environment_now,
+        environment_digest=environment.digest(environment_now),
         timings_s=job.timings_s,
         metrics=made.metrics,
-        notes=made.notes,
+        notes=made.restored.notes,
     )
 
 

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from tasks.errors import Permanent
+from tasks.train import state
+from tasks.train.contract import Deviation
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Weights:
@@ -55,9 +57,42 @@ class Weights:
         return value.float()
 
 
+def deviation(
+    params: dict[str, nn.Parameter], weights: tuple[Weights, Weights], *, dtype: torch.dtype
+) -> Deviation:
+    """Returns how far the masters of `params`, cast to `dtype`, are from published weights.
+
+    A collective: all ranks call it together.
+
+    Args:
+        params: by the names that the files use.
+        weights: the published version, and the one before it.
+        dtype: of the published tensors.
+    """
+    published, before = weights
+    total = differing = 0
+    largest = diff_sum = change_sum = 0.0
+    for name, param in params.items():
+        mine = state.get(param, state.MASTER).to(dtype).float()
+        shape = tuple(mine.shape)
+        theirs, earlier = published.read([name], shape), before.read([name], shape)
+        diff, change = (mine - theirs).abs(), (theirs - earlier).abs()
+        total += diff.numel()
+        differing += int((diff != 0).sum())
+        largest = max(largest, float(diff.max()))
+        diff_sum += float(diff.double().sum())
+        change_sum += float(change.double().sum())
+    return Deviation(
+        num_elements=differing,
+        max_abs_diff=largest,
+        mean_abs_diff=diff_sum / total,
+        mean_abs_change=change_sum / total,
+    )
+
+
 def num_bytes(param: Tensor, dtype: str) -> int:
     """Returns the bytes of a published tensor, gathered or not."""
-    return int(getattr(param, "ds_numel", param.numel())) * _DTYPES[dtype].itemsize
+    return int(getattr(param, "ds_numel", param.numel())) * DTYPES[dtype].itemsize
 
 
 def plan_files(sizes: dict[str, int], max_file_bytes: int) -> list[list[str]]:

@@ -28,7 +28,7 @@ from tasks.errors import Permanent
 from tasks.processes import die_with_parent
 from tasks.train import state
 from tasks.train.batching import MicroBatch
-from tasks.train.contract import AlgorithmConfig, TrainConfig
+from tasks.train.contract import AlgorithmConfig, Deviation, TrainConfig
 from tasks.train.model import (
     Learner,
     build,
@@ -39,7 +39,7 @@ from tasks.train.model import (
 )
 from tasks.train.ranks import shared_memory
 from tasks.train.tally import RankResult, Tally
-from tasks.train.weights import Weights, file_name, num_bytes, plan_files
+from tasks.train.weights import DTYPES, Weights, deviation, file_name, num_bytes, plan_files
 
 logger = logging.getLogger(__name__)
 
@@ -170,6 +170,28 @@ class Rank:
     def state_digests(self) -> dict[str, str]:
         """Returns the digests of this rank's share of the state."""
         return state.tensor_digests(self._own_state())
+
+    def environment(self) -> dict[str, str]:
+        """Returns the device and, on a CPU, the instructions that torch chose on it."""
+        accelerator = get_accelerator()
+        assert accelerator is not None
+        if accelerator.device_name() == "cpu":
+            return {"device": "cpu", "instructions": torch.backends.cpu.get_cpu_capability()}
+        return {"device": torch.cuda.get_device_name(self._device)}
+
+    def compare(self, published: str, before: str) -> Deviation:
+        """Returns how far the masters are from published weights; see `Deviation`."""
+        weights = (Weights(Path(published)), Weights(Path(before)))
+        return deviation(self._params, weights, dtype=DTYPES[self._config.dtype])
+
+    def take(self, published: str) -> None:
+        """Sets every master whose cast differs from the published tensor to that tensor."""
+        weights = Weights(Path(published))
+        for name, param in self._params.items():
+            master = state.get(param, state.MASTER)
+            value = weights.read([name], tuple(master.shape))
+            differs = master.to(DTYPES[self._config.dtype]).float() != value
+            state.set_weight(self._engine, param, torch.where(differs, value, master))
 
     def vocabulary(self) -> dict[str, Any]:
         """Returns the vocabulary size and the special ids of the model's config."""

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import Corrupt
 from storage.experience import read_shard
+from storage.layout import StepScope
 from storage.object_store import ObjectStore
 from storage.opening import open_store
 from storage.policies import open_policy, policy_digest, read_probe
-from storage.records import StageRecord
+from storage.records import StageRecord, sha256_hex
 from storage.schemas import TRAIN
 from storage.store_config import StoreConfig
 from tasks.errors import Permanent
-from tasks.train.contract import TrainConfig, TrainResult
+from tasks.train.contract import ReplayRequest, SnapshotRequest, TrainConfig
 from tests.e2e.train_run import RUN, commit, genesis_request, new_run, train_request
 from tests.unit.train.lab import Lab
 
@@ -47,7 +47,7 @@ class Run:
         """Makes the trainer hold another state than any that is asked for."""
         self.lab("engine", "trainer", "adopt", "none of this run")
 
-    def train(self, request) -> TrainResult:
+    def train(self, request):
         return self.lab("run_stage", "trainer", str(self.directory), request)
 
     def step(self, config: TrainConfig = CONFIG, **how) -> StageRecord:
@@ -160,19 +160,139 @@ def test_train_shard_says_what_became_of_every_sample(run, tmp_path):
     assert (metrics["groups"], metrics["zero_std_groups"]) == (4, 1)
 
 
-def test_changed_snapshot_is_found_before_it_is_read(run, tmp_path):
-    here = run.copy(tmp_path / "copy")
-    (path,) = (here.directory / f"runs/{RUN}/steps/00000000").rglob("state-*.safetensors")
+def spoil_snapshot(run: Run, step: int) -> None:
+    """Flips a byte of a step's snapshot, in the store and out of this host's cache."""
+    (path,) = (run.directory / f"runs/{RUN}/steps/{step:08d}").rglob("state-*.safetensors")
+    digest = sha256_hex(path.read_bytes())
     path.chmod(0o600)
     broken = bytearray(path.read_bytes())
     broken[-1] ^= 1
     path.write_bytes(broken)
-    # The cache of this host still has the right bytes under the right digest; take them away.
-    genesis = here.train(genesis_request(run.model, CONFIG)).record
-    run.lab("forget_cached", [ref.sha256 for ref in genesis.snapshot.files.values()])
+    run.lab("forget_cached", [digest])
+
+
+def test_changed_snapshot_is_never_read_and_costs_only_a_longer_replay(run, tmp_path):
+    here = run.copy(tmp_path / "copy")
+    here.step(snapshot_due=True)
+    warm = run.copy(tmp_path / "warm")
+    warm.step()
+    expected = warm.step()
+    spoil_snapshot(here, 3)
     run.forget_state()
-    with pytest.raises(Corrupt, match=r"snapshot/state-00001-of-00001\.safetensors"):
-        here.step()
+    record = here.step()
+    assert record.policy.digest == expected.policy.digest
+    assert record.state_digest == expected.state_digest
+    assert "the snapshot of step 3 cannot be read" in record.notes[0]
+    assert record.notes[1] == "replayed 3 steps to restore the state"
+
+
+def test_genesis_without_its_snapshot_is_imported_again(run, tmp_path):
+    here = run.copy(tmp_path / "copy")
+    expected = run.copy(tmp_path / "warm").step()
+    spoil_snapshot(here, 0)
+    run.forget_state()
+    record = here.step()
+    assert record.state_digest == expected.state_digest
+    assert record.notes[1:] == [
+        "genesis was imported again from policy 0",
+        "replayed 2 steps to restore the state",
+    ]
+
+
+def snapshot_request(run: Run, state_id: str) -> SnapshotRequest:
+    scope = StepScope(run=RUN, step=2)
+    return SnapshotRequest(scope=scope, state_id=state_id, ranks=1, zero_stage=2)
+
+
+def test_snapshot_at_a_stop_is_where_the_next_restore_begins(run, tmp_path):
+    here = run.copy(tmp_path / "copy")
+    state_id = train_request(here.store, CONFIG)[0].state_id
+    run.forget_state()
+    assert here.train(snapshot_request(here, state_id)).record is None
+    expected = run.copy(tmp_path / "warm").step()
+    run.lab("engine", "trainer", "adopt", expected.request["state_id"])
+    run.forget_state()
+    replayed = here.train(ReplayRequest(scope=StepScope(run=RUN, step=2)))
+    assert replayed.outcome == "to the bit"
+    made = here.train(snapshot_request(here, state_id)).record
+    assert made.snapshot is not None
+    assert here.train(snapshot_request(here, state_id)).record == made
+    run.fresh_engine()
+    record = here.step()
+    assert record.notes == []
+    assert record.state_digest == expected.state_digest
+
+
+def test_every_committed_step_is_replayed_to_the_bit_and_nothing_is_written(run, tmp_path):
+    here = run.copy(tmp_path / "copy")
+    before = sorted((here.directory / "runs").rglob("*"))
+    run.forget_state()
+    for step, replayed in ((0, 0), (1, 0), (2, 0)):
+        result = here.train(ReplayRequest(scope=StepScope(run=RUN, step=step)))
+        assert (result.outcome, result.replayed) == ("to the bit", replayed)
+        assert result.policy_digest == result.expected_policy_digest
+        assert result.environment_changes == []
+    assert sorted((here.directory / "runs").rglob("*")) == before
+
+
+@pytest.fixture(scope="module")
+def old_machine(run, tmp_path_factory) -> Iterator[Run]:
+    """A trainer on a machine whose processor has fewer instructions."""
+    root = tmp_path_factory.mktemp("old")
+    lab = Lab(root / "log", ATEN_CPU_CAPABILITY="default", MKL_ENABLE_INSTRUCTIONS="SSE4_2")
+    machine = Run(lab, run.model, root / "scratch", run.directory, run.store)
+    machine.fresh_engine()
+    yield machine
+    lab.close()
+
+
+@pytest.fixture
+def elsewhere(old_machine, tmp_path) -> Run:
+    """A copy of the run on that machine."""
+    old_machine.forget_state()
+    return old_machine.copy(tmp_path / "elsewhere")
+
+
+def test_other_bits_under_another_environment_are_refused_by_name(elsewhere):
+    with pytest.raises(Permanent, match=r"step \d.*instructions: \w+ -> DEFAULT.*--rebase"):
+        elsewhere.step()
+
+
+def test_rebase_takes_the_published_weights_and_says_so(elsewhere):
+    request, records = train_request(elsewhere.store, CONFIG)
+    allowed = request.model_copy(update={"rebase": True})
+    assert allowed.digest() == request.digest()
+    record = elsewhere.train(allowed).record
+    commit(elsewhere.store, record, records)
+    rebased = record.rebased
+    assert rebased is not None
+    assert set(rebased.steps) <= {1, 2}
+    assert rebased.num_elements > 0
+    assert 0 < rebased.max_abs_diff < 1e-3
+    assert 0 < rebased.share < 0.1
+    assert rebased.was != rebased.now
+    assert record.snapshot is not None
+    # From here on this environment's bits are the recorded ones.
+    elsewhere.fresh_engine()
+    after = elsewhere.step()
+    assert after.rebased is None
+    assert after.notes == []
+
+
+def test_a_replay_beyond_tolerance_is_never_rebased(elsewhere):
+    strict = CONFIG.model_copy(update={"rebase_tolerance": 0.0})
+    request, _ = train_request(elsewhere.store, strict)
+    with pytest.raises(Permanent, match=r"differ on average by .*no matter of rounding"):
+        elsewhere.train(request.model_copy(update={"rebase": True}))
+
+
+def test_a_replay_elsewhere_is_judged_by_its_distance(elsewhere):
+    result = elsewhere.train(ReplayRequest(scope=StepScope(run=RUN, step=1)))
+    assert result.outcome == "within tolerance"
+    assert any("instructions" in change for change in result.environment_changes)
+    assert 0 < result.share < 0.1
+    strict = ReplayRequest(scope=StepScope(run=RUN, step=1), tolerance=0.0)
+    assert elsewhere.train(strict).outcome == "not comparable"
 
 
 def test_state_that_no_commit_ends_in_is_refused(run, tmp_path):
@@ -195,5 +315,5 @@ def test_replay_that_gives_another_policy_stops(run, tmp_path):
     path.write_bytes(forged.to_bytes())
     commit(here.store, forged, records)
     run.forget_state()
-    with pytest.raises(Permanent, match="Replaying step 3 gave policy"):
+    with pytest.raises(Permanent, match=r"train stage of step 3 .* under the same environment"):
         here.step()

@@ -16,12 +16,18 @@ ROOT = Path(__file__).resolve().parents[3]
 class Lab:
     """A child process in the engines' environment that calls functions of `in_engines`."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, **variables: str) -> None:
+        threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 [engines_python(), "-m", "tests.unit.train.in_engines"],
                 cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    "OMP_WAIT_POLICY": "PASSIVE",
+                    **variables,
+                },
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
