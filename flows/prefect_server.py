@@ -3,9 +3,11 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import Any
 
 from prefect.client.orchestration import get_client
+from prefect.context import FlowRunContext, TaskRunContext
 from prefect.logging.handlers import APILogHandler, PrefectConsoleHandler
 from prefect.settings import (
     PREFECT_API_URL,
@@ -29,6 +31,26 @@ ANSWERS_WITHIN_S = 5.0
 BACKGROUND_LOGGERS = ("EventsWorker", "APILogWorker", "prefect._internal.concurrency")
 """Prefect's senders of events and log lines: they speak while the interpreter ends."""
 PACKAGES = ("flows", "tasks", "storage", "rewards")
+
+
+class _LinesOfThisFlow(APILogHandler):
+    """Sends log lines to the flow run of whoever speaks, and those of our own threads to this one.
+
+    A thread (a lease's, one that loads ahead) knows neither flow run nor server: Prefect would
+    warn on the terminal about each of its lines instead of showing them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._context = copy_context()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        if FlowRunContext.get() or TaskRunContext.get():
+            super().emit(record)
+        else:
+            # A copy, because a context can be entered by one thread at a time only.
+            self._context.copy().run(super().emit, record)
 
 
 @contextmanager
@@ -98,7 +120,7 @@ def run_url(flow_run_id: str | None) -> str | None:
 
 @contextmanager
 def _our_log_lines() -> Iterator[None]:
-    handler = APILogHandler()
+    handler = _LinesOfThisFlow()
     loggers = [logging.getLogger(name) for name in PACKAGES]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

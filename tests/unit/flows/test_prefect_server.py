@@ -1,10 +1,12 @@
 import logging
 import socket
+import threading
 
 import pytest
+from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.prefect_server import check_server, prefect_server
+from flows.prefect_server import check_server, controller_settings, prefect_server
 
 
 def test_a_server_that_does_not_answer_is_named_in_one_line():
@@ -38,3 +40,23 @@ def test_what_prefect_says_while_the_process_ends_stays_off_the_terminal(
     with temporary_settings(restore_defaults={PREFECT_API_URL}), prefect_server():
         pass
     assert not logging.getLogger(name).filter(logging.makeLogRecord({}))
+
+
+def test_lines_of_our_threads_go_where_the_flow_sends_its_own(monkeypatch: pytest.MonkeyPatch):
+    sent: list[tuple[str, str | None]] = []
+
+    def emit(_: APILogHandler, record: logging.LogRecord) -> None:
+        sent.append((record.getMessage(), PREFECT_API_URL.value()))
+
+    monkeypatch.setattr(APILogHandler, "emit", emit)
+    speak = logging.getLogger("storage.leases").warning
+    with temporary_settings({PREFECT_API_URL: "http://there/api"}), controller_settings():
+        speak("from here")
+        thread = threading.Thread(target=speak, args=("from a thread",))
+        thread.start()
+        thread.join()
+    speak("after the end")
+    assert sent == [
+        ("from here", "http://there/api"),
+        ("from a thread", "http://there/api"),
+    ]
