@@ -102,6 +102,11 @@ def record_key(scope: StepScope | EvalScope, stage: str, request_digest: str) ->
     return f"{scope.prefix}/stages/{stage}/{request_digest}.json"
 
 
+def record_prefix(scope: StepScope | EvalScope, stage: str) -> str:
+    """Where the records of one stage lie, one per request."""
+    return f"{scope.prefix}/stages/{stage}/"
+
+
 def attempt_key(scope: StepScope | EvalScope, attempt: str, name: str) -> str:
     """A data object of one attempt."""
     return f"{scope.prefix}/attempts/{attempt}/{name}"
@@ -153,6 +158,11 @@ def step_of_commit_key(key: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
+def request_digest_of_key(key: str) -> str:
+    """Returns the request digest that the key of a StageRecord ends in."""
+    return key.rpartition("/")[2].removesuffix(".json")
+
+
 def plan_revision_of_key(key: str) -> int | None:
     """Returns the revision of the plan that `key` is, or None if it is something else."""
     match = re.fullmatch(r"runs/[^/]+/steps/\d+/plan-(\d+)\.json", key)
@@ -167,3 +177,31 @@ def run_of_key(key: str) -> str:
 def step_of_key(key: str) -> int:
     """Returns the step that a key below `steps/` belongs to."""
     return int(key.split("/")[3])
+
+
+Part = Literal["commit", "plan", "record", "attempt", "eval"]
+
+_STEP = r"runs/[^/]+/steps/(\d{8}|[1-9]\d{8,})"
+_EVAL = r"runs/[^/]+/evals/(\d{8}|[1-9]\d{8,})/[^/]+"
+_PARTS: dict[Part, re.Pattern[str]] = {
+    "commit": re.compile(rf"{_STEP}/commit\.json"),
+    "plan": re.compile(rf"{_STEP}/plan-(\d{{4}}|[1-9]\d{{4,}})\.json"),
+    "record": re.compile(rf"({_STEP}|{_EVAL})/stages/[^/]+/[0-9a-f]{{64}}\.json"),
+    "attempt": re.compile(rf"({_STEP}|{_EVAL})/attempts/[^/]+/.+"),
+    "eval": re.compile(rf"{_EVAL}/eval\.json"),
+}
+
+
+def part_of_key(key: str) -> Part | None:
+    """Returns what `key` is within its step or evaluation, None if nothing here spells it so."""
+    return next((part for part, pattern in _PARTS.items() if pattern.fullmatch(key)), None)
+
+
+def is_snapshot_key(key: str) -> bool:
+    """Tells whether `key` is a snapshot's file, as the train stage names them."""
+    return part_of_key(key) == "attempt" and key.split("/")[6] == "snapshot"
+
+
+def is_snapshot_record_key(key: str) -> bool:
+    """Tells whether `key` is the record of a snapshot that was made apart from a train stage."""
+    return part_of_key(key) == "record" and key.split("/")[5] == "snapshot"

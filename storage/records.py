@@ -303,7 +303,7 @@ class Plan(Record):
     prompts: RecordRef | None
     shards: list[ShardPlan]
     cursor: Cursor
-    configs: dict[str, dict[str, Any]]
+    configs: dict[str, Any]
 
 
 class ParentRef(Record):
@@ -408,7 +408,8 @@ class GcRecord(Record):
     """What `gc` is about to delete below some steps: put before the first of it is deleted.
 
     An object named here may be gone or not; it is given up either way. `head` is the newest step
-    when it was decided, `rule` the retention that decided it.
+    when it was decided, `rule` the retention that decided it. `attempt` makes each its own, so that
+    whoever put one may withdraw it before it deletes anything.
     """
 
     schema_version: int = RECORD_SCHEMA_VERSION
@@ -416,6 +417,8 @@ class GcRecord(Record):
     head: int
     rule: dict[str, Any]
     objects: list[GivenUp]
+    attempt: str
+    created_at: str
 
 
 def request_digest(stage: str, body: Mapping[str, Any]) -> str:
