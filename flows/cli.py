@@ -127,7 +127,7 @@ def _print_end(summary: RunSummary) -> None:
 
 
 @app.command()
-def resume(
+def resume(  # noqa: PLR0913 - every option is a parameter
     run: Run,
     steps: Annotated[
         int | None,
@@ -135,16 +135,64 @@ def resume(
             help="How many more. Default: up to the run's own.", min=1, show_default=False
         ),
     ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="key=value from the next step on; with --redo for this one."),
+    ] = None,
+    redo: Annotated[
+        bool,
+        typer.Option("--redo", help="Plan the open step again; without --set do all of it afresh."),
+    ] = False,
+    skip_step: Annotated[
+        bool,
+        typer.Option("--skip-step", help="Pass the open step over: same policy, prompts consumed."),
+    ] = False,
+    reason: Annotated[
+        str | None, typer.Option(help="Why, for the record of --redo or --skip-step.")
+    ] = None,
+    rebase: Annotated[
+        bool,
+        typer.Option("--rebase", help="Accept other bits of a replay, within tolerance."),
+    ] = False,
     store: Store = None,
     endpoint: Endpoint = None,
 ) -> None:
     """Continue a run from its last commit."""
+    from flows.phases import Wishes
     from flows.run import resume_run
 
     _after_interrupt.append(
         f"every commit is kept; `{_resume_command(run, store, endpoint)}` goes on"
     )
-    summary = resume_run(run, steps=steps, store=store, endpoint=endpoint)
+    wishes = Wishes(tuple(overrides or ()), redo, skip_step, reason, rebase)
+    summary = resume_run(run, steps=steps, wishes=wishes, store=store, endpoint=endpoint)
+    _print_end(summary)
+
+
+@app.command()
+def fork(
+    target: Annotated[str, typer.Argument(metavar="RUN[@STEP]", show_default=False)],
+    run: Annotated[str, typer.Option(help="Name of the new run.", show_default=False)],
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Train it so many steps. Default: none.", min=1, show_default=False),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="key=value, like train.learning_rate=1e-6; repeatable."),
+    ] = None,
+    store: Store = None,
+    endpoint: Endpoint = None,
+) -> None:
+    """Continue a run under another name from one of its steps; nothing is copied."""
+    from flows.run import fork_and_train
+
+    _after_interrupt.append(
+        f"if the fork was made, `{_resume_command(run, store, endpoint)}` goes on"
+    )
+    summary = fork_and_train(
+        target, run=run, steps=steps, overrides=overrides or (), store=store, endpoint=endpoint
+    )
     _print_end(summary)
 
 
@@ -193,6 +241,43 @@ def export(
         markup=False,
         soft_wrap=True,
     )
+
+
+@app.command()
+def gc(
+    run: Run,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete it; without this, only say what would go.")
+    ] = False,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="retention.key=value, for this call; repeatable."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    store: Store = None,
+    endpoint: Endpoint = None,
+) -> None:
+    """Say, or delete, what nothing needs: policies and snapshots by the run's retention.
+
+    All commits, plans, records, experience and evaluations stay, and old policies come back by
+    replay. Safe beside running controllers, and to repeat.
+    """
+    from flows.gc import plan_gc, retention_rule, run_gc
+    from flows.gc_report import print_gc
+    from flows.stores import resolve_store, store_options
+    from storage.opening import open_store
+
+    config = resolve_store(store, endpoint)
+    opened = open_store(config, writing=delete)
+    rule = retention_rule(opened, run, overrides or [])
+    _after_interrupt.append("nothing that is needed was deleted; the same command goes on")
+    with Console(stderr=True).status(f"gc of {run}: looking at its forks and snapshots") as status:
+        collect = run_gc if delete else plan_gc
+        report = collect(opened, run, rule=rule, say=status.update)
+    if as_json:
+        sys.stdout.write(json.dumps(report.model_dump(mode="json"), indent=2) + "\n")
+    else:
+        print_gc(report, store_options=store_options(config.uri, config.endpoint))
 
 
 keys = typer.Typer(help="Keys that vouch for commits.", no_args_is_help=True, rich_markup_mode=None)

@@ -1,6 +1,6 @@
 """RunConfig: everything that decides what a run does, assembled from the stages' own configs."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -66,6 +66,28 @@ class EvaluateConfig(BaseModel):
         return self
 
 
+class RetentionConfig(BaseModel):
+    """What `rollbook gc` keeps; all commits, plans, records and experience stay whatever this says.
+
+    Genesis, steps that a fork began from, and snapshots after a rebase are always kept.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    policies_last: Annotated[int, Field(ge=2)] = 2
+    """The newest is sampled from; an update is measured by the one before it."""
+    policies_every: Annotated[int, Field(gt=0)] | None = None
+    """Steps between policies that stay. Default: `evaluate.every`, so that what was evaluated can
+    be exported."""
+    snapshots_last: Annotated[int, Field(ge=2)] = 2
+    """If the newest cannot be read, the one before it is taken."""
+    snapshots_every: Annotated[int, Field(gt=0)] = 100
+    """Of the snapshots within so many steps the first stays. A snapshot is six times its policy in
+    bfloat16; without one, a state comes back by replay."""
+    pinned: list[Annotated[int, Field(ge=0)]] = []
+    """Steps whose policies stay, with the nearest snapshot before each."""
+
+
 class RunConfig(BaseModel):
     """One complete run. Recipes return it; `--set` overrides are validated by it."""
 
@@ -78,6 +100,7 @@ class RunConfig(BaseModel):
     reward: RewardConfig
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    retention: RetentionConfig = RetentionConfig()
     topology: Literal["colocated"] = "colocated"
     """A file of `flows/topologies/`: where stages run and how they overlap."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -184,12 +207,3 @@ def max_prompt_tokens(config: RunConfig) -> int:
 def optimizer_updates(config: TrainConfig) -> int:
     """Returns how many optimizer updates one step makes."""
     return config.epochs * config.minibatches
-
-
-def stage_configs(config: RunConfig) -> dict[str, dict[str, Any]]:
-    """Returns the stages' resolved configs as a plan records them."""
-    return {
-        "rollout": config.rollout.model_dump(mode="json"),
-        "reward": config.reward.model_dump(mode="json"),
-        "train": config.train.model_dump(mode="json"),
-    }

@@ -5,8 +5,8 @@ from prefect.runtime import flow_run
 
 from flows.config import EvalSuite
 from flows.eval_records import eval_record
+from flows.planning import derived_seed
 from flows.session import Session, session_of
-from flows.step import derived_seed
 from storage.layout import EvalScope
 from storage.ledger import put_eval, record_ref
 from storage.records import EvalRecord, PolicyRef, SamplingPolicy, StageRecord

@@ -4,16 +4,16 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.config import stage_configs
 from flows.model import base_model, weight_digests
+from flows.planning import genesis_plan
 from flows.session import session_of
 from flows.step import move_head
 from storage.layout import StepScope
-from storage.ledger import adopt_plan, record_ref
-from storage.records import Cursor, Plan, RunRecord
+from storage.ledger import record_ref
+from storage.records import RunRecord
 from tasks.checkpoint.contract import CheckpointRequest
 from tasks.checkpoint.task import checkpoint
-from tasks.train.contract import GenesisRequest
+from tasks.train.contract import GenesisRequest, TrainConfig
 from tasks.train.task import train
 
 
@@ -26,19 +26,7 @@ def genesis(run: str) -> None:
     """
     session = session_of(run)
     config, scope = session.config, StepScope(run=run, step=0)
-    plan, plan_ref = adopt_plan(
-        session.store,
-        Plan(
-            run=run,
-            step=0,
-            kind="genesis",
-            previous=session.run_digest,
-            prompts=None,
-            shards=[],
-            cursor=Cursor(),
-            configs=stage_configs(config),
-        ),
-    )
+    plan, plan_ref = genesis_plan(session, scope)
     model_dir: Path = base_model(config, watcher=session.watcher)
     _check_unchanged(model_dir, session.run)
     session.watcher.begin("genesis: importing the base model")
@@ -48,7 +36,7 @@ def genesis(run: str) -> None:
         weights=session.run.weights,
         model_dir=str(model_dir),
         seed=config.seed,
-        config=config.train,
+        config=TrainConfig.model_validate(plan.configs["train"]),
     )
     trained = train(request, session.stages.train)
     result = checkpoint(

@@ -70,7 +70,7 @@ def launch(
         max_prompt_tokens=max_prompt_tokens(config),
     )
     inputs = prepare(request, store, tokenizer_dir=model_dir, cache=workspace.cache)
-    _check_prompts(config, inputs, store)
+    check_prompts(config, inputs, store)
     for prompt_set in inputs.sets:
         watcher.say(
             f"prompts {prompt_set.name}: {prompt_set.train_rows} to train on, "
@@ -147,7 +147,12 @@ def check_storable(config: RunConfig) -> None:
         )
 
 
-def _check_prompts(config: RunConfig, inputs: PromptInputs, store: ObjectStore) -> None:
+def check_prompts(config: RunConfig, inputs: PromptInputs, store: ObjectStore) -> None:
+    """Checks that prompts are held out and that every gold answer can be graded.
+
+    Raises:
+        ValueError: not so; the message names rows.
+    """
     held_out = inputs.held_out.rows or 0
     if not held_out:
         raise ValueError(

@@ -1,41 +1,33 @@
 """Advances a run from its last commit, whoever asks: CLI, notebook, script or deployment."""
 
-import logging
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 
 from prefect import flow
 from prefect.runtime import flow_run
 
 from flows.config import RunConfig
 from flows.evaluate import evaluate
+from flows.fork import fork_commit, fork_run
 from flows.genesis import genesis
 from flows.launch import launch, refuse_existing
+from flows.opening import held, open_session, state_saved
+from flows.phases import Wishes, phases
 from flows.prefect_server import controller_settings, prefect_server, run_url
-from flows.progress import Watcher, watching
-from flows.reports import Reports
-from flows.session import Session, registered
+from flows.progress import watching
+from flows.session import Session
 from flows.show import RunSummary, summarise
 from flows.signing import find_signer, signing_note
 from flows.step import step
 from flows.stores import resolve_store
-from flows.topologies import TOPOLOGIES
 from infra.home import home
 from storage.errors import LeaseHeld
-from storage.layout import run_prefix
-from storage.leases import Lease, hold
-from storage.ledger import commits, head, read_evals, read_run
+from storage.leases import Lease
+from storage.ledger import first_step, head, lineage, read_evals, read_run
 from storage.object_store import ObjectStore
-from storage.opening import open_store, sweep
-from storage.records import StepCommit
+from storage.opening import open_store
 from storage.store_config import StoreConfig
-from tasks.workspace import Workspace, open_workspace
-
-log = logging.getLogger(__name__)
-
-NUM_CHECKED_COMMITS = 100
-"""How far back the chain is checked before engines start; older commits cost a read each."""
+from tasks.workspace import open_workspace
 
 
 def train_run(
@@ -87,6 +79,7 @@ def resume_run(
     run: str,
     *,
     steps: int | None = None,
+    wishes: Wishes | None = None,
     store: str | None = None,
     endpoint: str | None = None,
 ) -> RunSummary:
@@ -95,12 +88,14 @@ def resume_run(
     Args:
         run: its name.
         steps: how many more steps; default: up to the run's configured number.
+        wishes: another config, what becomes of the open step, whether bits may be rebased.
         store: see `train_run`.
         endpoint: see `train_run`.
 
     Raises:
         NotFound: there is no such run.
-        ValueError: the run has all its configured steps and `steps` says nothing of more.
+        ValueError: the run has all its configured steps and `steps` says nothing of more, or the
+            wishes do not fit the run; nothing was started.
         LeaseHeld: another controller advances it.
     """
     steps = _num_steps(steps)
@@ -110,135 +105,143 @@ def resume_run(
     record, _ = read_run(opened, run)
     config = RunConfig.model_validate(record.config)
     newest = head(opened, run)
-    done = newest[0].step if newest else 0
+    done = newest[0].step if newest else first_step(record)
     last = done + steps if steps else config.steps
+    wishes = wishes or Wishes()
+    phases(opened, record, wishes, last=last)  # Refuses what does not fit before anything starts.
     if last <= done and not steps and not _evaluation_missing(opened, run, config, done):
         raise ValueError(
             f"Run {run!r} has all of its {config.steps} steps (the last commit is step {done}). "
             f"To go on, say how many more: `rollbook resume {run} --steps 10`."
         )
-    return _advance_to(run, max(last, done), store_config=store_config)
+    return _advance_to(run, max(last, done), wishes=wishes, store_config=store_config)
+
+
+def fork_and_train(
+    target: str,
+    *,
+    run: str,
+    steps: int | None = None,
+    overrides: Sequence[str] = (),
+    store: str | None = None,
+    endpoint: str | None = None,
+) -> RunSummary:
+    """Makes a run that continues `RUN[@STEP]` under another name, and trains it for `steps`.
+
+    Args:
+        target: a committed step; without `@STEP` the newest.
+        run: the new run's name.
+        steps: RL steps; None makes only the run and its first commit, with no engine and no server.
+        overrides: `key=value`, as for a launch.
+        store: see `train_run`.
+        endpoint: see `train_run`.
+
+    Raises:
+        NotFound: no such run or step, or its policy was given up.
+        AlreadyExists: there is a run of that name.
+        ValueError: the overrides do not fit.
+    """
+    steps = _num_steps(steps)
+    store_config = resolve_store(store, endpoint)
+    opened = open_store(store_config, writing=True)
+    with open_workspace(home()) as workspace:
+        fork_run(opened, target, run=run, overrides=overrides, workspace=workspace)
+    commit, _ = fork_commit(opened, run)
+    if steps:
+        return _advance_to(run, commit.step + steps, store_config=store_config)
+    return summarise(opened, run, store_config=store_config)
 
 
 def _evaluation_missing(store: ObjectStore, run: str, config: RunConfig, version: int) -> bool:
-    found = {(record.policy_version, record.suite) for record in read_evals(store, run)}
+    """Whether a suite was not measured on that version, here or in a run that it came from."""
+    found = {
+        (evaluated.policy_version, evaluated.suite)
+        for record in lineage(store, run)
+        for evaluated in read_evals(store, record.run)
+        if record.run == run or evaluated.policy_version <= version
+    }
     return any((version, suite) not in found for suite in config.evaluate.suites)
 
 
-def _advance_to(run: str, last: int, *, store_config: StoreConfig) -> RunSummary:
+def _advance_to(
+    run: str, last: int, *, wishes: Wishes | None = None, store_config: StoreConfig
+) -> RunSummary:
+    wishes = wishes or Wishes()
     with prefect_server():
         url = advance.with_options(flow_run_name=run)(
-            run, until=last, store=store_config.uri, endpoint=store_config.endpoint
+            run,
+            until=last,
+            store=store_config.uri,
+            endpoint=store_config.endpoint,
+            overrides=list(wishes.overrides),
+            redo=wishes.redo,
+            skip_step=wishes.skip_step,
+            reason=wishes.reason,
+            rebase=wishes.rebase,
         )
     opened = open_store(store_config, writing=False)
     return summarise(opened, run, store_config=store_config, ui_url=url)
 
 
 @flow(name="run", persist_result=False)
-def advance(
-    run: str, until: int | None = None, store: str | None = None, endpoint: str | None = None
+def advance(  # noqa: PLR0913 - each is a field of the form that a deployment shows
+    run: str,
+    until: int | None = None,
+    store: str | None = None,
+    endpoint: str | None = None,
+    overrides: list[str] | None = None,
+    redo: bool = False,
+    skip_step: bool = False,
+    reason: str | None = None,
+    rebase: bool = False,
 ) -> str | None:
     """Takes `run` from its last commit to step `until` (default: its configured steps).
 
     This is what a deployment schedules. A second call finds the commits and goes on after them.
+    `overrides` to `rebase` are the fields of `Wishes`.
 
     Returns:
         Where the Prefect UI shows this flow run, or None without a lasting server.
 
     Raises:
         NotFound: there is no such run; launch it first.
+        ValueError: the wishes do not fit the run.
         LeaseHeld: another controller advances it, or took it over meanwhile.
     """
+    wishes = Wishes(overrides or [], redo, skip_step, reason, rebase)
     store_config = resolve_store(store, endpoint)
     opened = open_store(store_config, writing=True)
     record, _ = read_run(opened, run)
-    config = RunConfig.model_validate(record.config)
     newest = head(opened, run)
-    last = until if until is not None else config.steps
-    first = newest[0].step + 1 if newest else 1
+    last = until if until is not None else RunConfig.model_validate(record.config).steps
+    first = (newest[0].step if newest else first_step(record)) + 1
     with (
         watching(run, first=first, last=last) as watcher,
         controller_settings(),
-        _held(opened, run) as lease,
-        _open_session(opened, store_config, run, watcher, last) as session,
+        held(opened, run) as lease,
     ):
-        _advance_session(session, last, lease=lease)
+        # Planned under the lease: nobody else makes plans or commits meanwhile.
+        for phase in phases(opened, record, wishes, last=last):
+            with (
+                open_session(opened, store_config, run, watcher, phase) as session,
+                state_saved(session, lease),
+            ):
+                _advance_session(session, phase.until, last=last, lease=lease)
     return run_url(flow_run.get_id())
 
 
-@contextmanager
-def _held(store: ObjectStore, run: str) -> Iterator[Lease]:
-    """Holds the controller's lease; what uploads a dead controller left open are given up."""
-    with hold(store, run, "controller") as lease:
-        sweep(store, run_prefix(run), older_than_s=0)
-        yield lease
-
-
-@contextmanager
-def _open_session(
-    store: ObjectStore, store_config: StoreConfig, run: str, watcher: Watcher, last: int
-) -> Iterator[Session]:
-    record, run_digest = read_run(store, run)
-    config = RunConfig.model_validate(record.config)
-    newest = checked_head(store, run)
-    with ExitStack() as stack:
-        workspace: Workspace = stack.enter_context(open_workspace(home()))
-        place = TOPOLOGIES[config.topology]
-        stages = stack.enter_context(
-            place(
-                record,
-                config=config,
-                store=store,
-                store_config=store_config,
-                workspace=workspace,
-                say=watcher.say,
-            )
-        )
-        reports = Reports(
-            store,
-            record,
-            workspace,
-            run_flow_id=flow_run.get_id(),
-            first=newest[0].step + 1 if newest else 1,
-            last=last,
-        )
-        stack.enter_context(reports)
-        session = Session(
-            store=store,
-            run=record,
-            run_digest=run_digest,
-            config=config,
-            stages=stages,
-            workspace=workspace,
-            watcher=watcher,
-            reports=reports,
-            head=newest,
-        )
-        yield stack.enter_context(registered(session))
-
-
-def checked_head(store: ObjectStore, run: str) -> tuple[StepCommit, str] | None:
-    """Returns the newest commit and its digest after checking the last commits' chain.
-
-    Raises:
-        Corrupt: one of the last commits was changed or is gone; the message names it.
-    """
-    newest = head(store, run)
-    first = max(newest[0].step + 1 - NUM_CHECKED_COMMITS, 0) if newest else 0
-    for found in commits(store, run, start=first):
-        newest = found
-    return newest
-
-
-def _advance_session(session: Session, last: int, *, lease: Lease) -> None:
+def _advance_session(session: Session, until: int, *, last: int, lease: Lease) -> None:
     run, watcher = session.run.run, session.watcher
     _say_where(session)
     if session.head is None:
         stop_if_lost(lease)
-        genesis(run)
+        if session.run.parent is None:
+            genesis(run)
+        else:
+            session.head = fork_commit(session.store, run)
     _evaluate_if_due(session, last)
     silent = 0
-    while session.last_commit.step < last:
+    while session.last_commit.step < until:
         stop_if_lost(lease)
         began = time.monotonic()
         step(run, session.last_commit.step + 1)

@@ -2,15 +2,48 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from flows.config import RunConfig
 from flows.progress import Watcher
 from flows.reports import Reports
 from flows.topologies import Stages
 from storage.object_store import ObjectStore
-from storage.records import RunRecord, StepCommit
+from storage.records import RecordRef, RunRecord, StageRecord, StepCommit
+from tasks.train.contract import TrainConfig
 from tasks.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Supersede:
+    """How the open step's plan is to be replaced, once, before the step goes on.
+
+    `afresh`: every stage of the step does its work again, whatever records it left.
+    """
+
+    kind: Literal["train", "skipped"]
+    reason: str
+    afresh: bool
+
+
+@dataclass
+class Unsaved:
+    """What losing the trainer now would cost: steps and seconds trained since the last snapshot."""
+
+    steps: int = 0
+    seconds: float = 0.0
+
+    def due(self, config: TrainConfig) -> bool:
+        """Whether the step that is about to train has to store a snapshot."""
+        enough = self.steps + 1 >= config.snapshot_every
+        return enough or self.seconds >= config.snapshot_after_s
+
+    def trained(self, record: StageRecord, *, seconds: float) -> None:
+        """Counts a step that trained; a snapshot in its record starts the count again."""
+        saved = record.snapshot is not None
+        self.steps = 0 if saved else self.steps + 1
+        self.seconds = 0.0 if saved else self.seconds + seconds
 
 
 @dataclass
@@ -26,6 +59,15 @@ class Session:
     watcher: Watcher
     reports: Reports
     head: tuple[StepCommit, str] | None
+    unsaved: Unsaved = field(default_factory=Unsaved)
+    stop_snapshot: list[RecordRef] = field(default_factory=list[RecordRef])
+    """The snapshot record that a graceful stop left at the head; the next commit names it."""
+    supersede: Supersede | None = None
+    """How to replace the open step's plan; taken by the first step of the session."""
+    environment: dict[str, str] | None = None
+    """What made the newest train record."""
+    rebase: bool = False
+    """Whether other bits of a replay under another environment are accepted."""
 
     @property
     def last_commit(self) -> StepCommit:

@@ -1,6 +1,5 @@
 """One RL step as one flow run: plan, rollout, reward, train, checkpoint."""
 
-import hashlib
 import logging
 import threading
 import time
@@ -11,25 +10,25 @@ from prefect import flow
 from prefect.futures import PrefectFuture, as_completed
 from prefect.runtime import flow_run
 
-from flows.config import optimizer_updates, stage_configs
+from flows.config import optimizer_updates
 from flows.metrics import step_metrics
+from flows.planning import plan_step
 from flows.session import Session, session_of
+from storage.environment import changes
 from storage.layout import StepScope
-from storage.ledger import adopt_plan, current_plan, read_commit, read_record, record_ref
+from storage.ledger import ancestors, read_record, record_ref
 from storage.records import (
+    Metrics,
     ObjectRef,
     Plan,
     PolicyRef,
-    SamplingPolicy,
+    RecordRef,
     ShardPlan,
     StageRecord,
-    StepCommit,
 )
 from tasks.checkpoint.contract import CheckpointRequest, CheckpointResult
 from tasks.checkpoint.task import checkpoint
 from tasks.errors import Permanent, Transient
-from tasks.prompts.contract import PromptsRequest
-from tasks.prompts.task import prompts
 from tasks.reward.contract import RewardConfig, RewardRequest, RewardResult
 from tasks.reward.task import reward
 from tasks.rollout.contract import (
@@ -76,6 +75,9 @@ def step(run: str, step: int) -> None:
     assert plan.prompts is not None, "only genesis has no prompts"
     prompts_record = read_record(session.store, plan.prompts)
     laps.end("plan")
+    if plan.kind == "skipped":
+        _commit(session, scope, plan, plan_ref, [plan.prompts], {})
+        return
     rollouts, rewards = _sample_and_grade(session, scope, plan, prompts_record, laps)
     session.watcher.stage(step, "train")
     request = _train_request(session, scope, plan, prompts_record, rollouts, rewards)
@@ -84,21 +86,56 @@ def step(run: str, step: int) -> None:
     load_ahead(session, trained.record.policy, plan)
     session.watcher.stage(step, "checkpoint")
     records = [prompts_record, *rollouts, *rewards, trained.record]
+    refs = [record_ref(scope, record, store=session.store) for record in records]
+    metrics = step_metrics(rollouts, rewards, trained.record, laps.seconds)
+    session.unsaved.trained(trained.record, seconds=laps.seconds["train_s"])
+    _say_environment(session, trained.record)
+    _say_rebased(session, trained.record)
+    _commit(session, scope, plan, plan_ref, [*refs, *session.stop_snapshot], metrics)
+
+
+def _commit(
+    session: Session,
+    scope: StepScope,
+    plan: Plan,
+    plan_ref: ObjectRef,
+    records: list[RecordRef],
+    metrics: Metrics,
+) -> None:
     result = checkpoint(
         CheckpointRequest(
             scope=scope,
-            kind="train",
+            kind=plan.kind,
             plan=plan_ref,
-            records=[record_ref(scope, record, store=session.store) for record in records],
+            records=records,
             cursor=plan.cursor,
             previous=plan.previous,
-            metrics=step_metrics(rollouts, rewards, trained.record, laps.seconds),
+            metrics=metrics,
         ),
         session.stages.checkpoint,
     )
-    laps.end("checkpoint")
     move_head(session, result)
     session.reports.step(result.commit, flow_run_id=flow_run.get_id())
+
+
+def _say_environment(session: Session, record: StageRecord) -> None:
+    before, session.environment = session.environment, record.environment
+    differences = changes(before, record.environment) if before else []
+    if differences:
+        session.watcher.say(
+            f"another environment trains since step {session.last_commit.step}, and its records "
+            f"say so: {'; '.join(differences)}"
+        )
+
+
+def _say_rebased(session: Session, record: StageRecord) -> None:
+    rebased = record.rebased
+    if rebased is not None:
+        session.watcher.say(
+            f"rebased: replaying steps {rebased.steps} gave other bits here; {rebased.num_elements}"
+            f" weights took their published value (at most {rebased.max_abs_diff:.2g}, on average "
+            f"{rebased.share:.2%} of what a step changes). The commit records it."
+        )
 
 
 def load_ahead(session: Session, policy: PolicyRef | None, plan: Plan) -> None:
@@ -119,66 +156,6 @@ def load_ahead(session: Session, policy: PolicyRef | None, plan: Plan) -> None:
             log.warning("Loading policy %d ahead failed: %s", policy.version, error)
 
     threading.Thread(target=load, name="load-ahead", daemon=True).start()
-
-
-def plan_step(session: Session, scope: StepScope) -> tuple[Plan, ObjectRef]:
-    """Returns the plan of a step: the stored one, else a new one, put and adopted."""
-    found = current_plan(session.store, scope.run, scope.step)
-    if found is not None:
-        return found
-    previous, digest = session.last_commit, session.last_digest
-    config = session.config
-    drawn = prompts(
-        PromptsRequest(
-            scope=scope,
-            seed=config.seed,
-            inputs=session.run.prompts,
-            cursor=previous.cursor,
-            num_groups=config.prompts.groups_per_step,
-        ),
-        session.stages.prompts,
-    )
-    plan = Plan(
-        run=scope.run,
-        step=scope.step,
-        kind="train",
-        previous=digest,
-        prompts=record_ref(scope, drawn.record, store=session.store),
-        shards=_shards(session, previous),
-        cursor=drawn.cursor,
-        configs=stage_configs(config),
-    )
-    return adopt_plan(session.store, plan)
-
-
-def _shards(session: Session, previous: StepCommit) -> list[ShardPlan]:
-    config = session.config
-    groups, size = config.prompts.groups_per_step, config.rollout.groups_per_shard
-    sampling = SamplingPolicy(
-        group_size=config.rollout.group_size,
-        temperature=config.rollout.temperature,
-        max_tokens=config.rollout.max_tokens,
-        stop_token_ids=session.run.stop_token_ids,
-    )
-    seed = derived_seed(config.seed, "rollout", previous.cursor.drawn)
-    return [
-        ShardPlan(
-            index=index,
-            start=start,
-            stop=min(start + size, groups),
-            sampling=sampling,
-            policy_version=previous.policy_version,
-            policy_digest=previous.policy_digest,
-            seed=seed,
-        )
-        for index, start in enumerate(range(0, groups, size))
-    ]
-
-
-def derived_seed(seed: int, *purpose: str | int) -> int:
-    """Returns a 48-bit seed for one purpose, so that group seeds have room to be spaced."""
-    text = "/".join(str(part) for part in (seed, *purpose))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
 
 
 def _sample_and_grade(
@@ -224,6 +201,7 @@ def _rollout_request(
         policy=session.last_commit.policy,
         model=session.run.model,
         config=RolloutConfig.model_validate(plan.configs["rollout"]),
+        redo=plan.redo,
     )
 
 
@@ -242,6 +220,7 @@ def _reward_request(
         prompts=shard_prompts,
         model=session.run.model,
         config=RewardConfig.model_validate(plan.configs["reward"]),
+        redo=plan.redo,
     )
 
 
@@ -265,27 +244,32 @@ def _train_request(
         update_index=_update_index(session),
         model=session.run.model,
         config=config,
-        snapshot_due=scope.step % config.snapshot_every == 0,
+        snapshot_due=session.unsaved.due(config),
+        rebase=session.rebase,
+        redo=plan.redo,
     )
 
 
 def _update_index(session: Session) -> int:
     """Returns the optimizer updates made before the open step; genesis makes none."""
-    commit = session.last_commit
-    while commit.kind == "skipped":
-        commit, _ = read_commit(session.store, commit.run, commit.step - 1)
-    ref = next(ref for ref in commit.records if ref.stage == "train")
-    request = read_record(session.store, ref).request
-    if request["kind"] == "genesis":
-        return 0
-    config = TrainConfig.model_validate(request["config"])
-    return request["update_index"] + optimizer_updates(config)
+    head = session.last_commit
+    for commit, _ in ancestors(session.store, head.run, head.step):
+        ref = next((ref for ref in commit.records if ref.stage == "train"), None)
+        if ref is None:
+            continue
+        request = read_record(session.store, ref).request
+        if request["kind"] == "genesis":
+            return 0
+        config = TrainConfig.model_validate(request["config"])
+        return request["update_index"] + optimizer_updates(config)
+    raise AssertionError("every run goes back to a genesis")
 
 
 def move_head(session: Session, result: CheckpointResult) -> None:
     """Takes the commit that stands as the run's newest."""
     commit = result.commit
     session.head = (commit, result.digest)
+    session.stop_snapshot = []
     if not result.ours:
         session.watcher.say(
             f"step {commit.step} was committed by attempt {commit.attempt[:8]}; adopted it"

@@ -35,17 +35,19 @@ def run(
 
     Raises:
         Corrupt: the plan is not this step's, a record does not follow from the plan, this step's
-            records and its ancestors, or an object
-            that it names has another size; the message names the record that has to go.
+            records and its ancestors, a fork does not begin where its parent stands, or an object
+            that a record names has another size; the message says what to do.
         NotFound: an object that a record names is not there; likewise.
     """
     scope = request.scope
     records = {ref.stage: read_record(store, ref) for ref in request.records}
-    before = read_commit(store, scope.run, scope.step - 1) if scope.step else None
+    first = request.kind in ("genesis", "fork")
+    before = None if first else read_commit(store, scope.run, scope.step - 1)
     previous = before[0] if before else None
     plan = _check_plan(request, store, before)
-    if request.kind == "train":
-        assert previous is not None, "a train step follows a committed one"
+    if request.kind == "fork":
+        previous = _parent(request, store)
+    elif previous is not None:
         _check_inputs(request, records, plan, previous)
     _check_outputs(request, store, records)
     train = records.get("train")
@@ -63,6 +65,8 @@ def run(
         cursor=request.cursor,
         metrics=request.metrics,
         previous=request.previous,
+        parent=request.parent,
+        rebased=train.rebased if train else None,
         attempt=uuid.uuid4().hex,
         committed_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -77,8 +81,22 @@ def _resulting_policy(
         assert train.policy is not None, "a train record names its policy"
         state_id = next(ref.sha256 for ref in request.records if ref.stage == "train")
         return train.policy, state_id
-    assert previous is not None, "a skipped step follows a committed one"
-    return previous.policy, previous.state_id
+    assert previous is not None, "a skipped step and a fork follow a committed one"
+    # The version counts commits, also where one changed nothing.
+    policy = previous.policy.model_copy(update={"version": request.scope.step})
+    return policy, previous.state_id
+
+
+def _parent(request: CheckpointRequest, store: ObjectStore) -> StepCommit:
+    """Returns the commit that a fork leaves from, if run.json names it and it is what it was."""
+    parent = request.parent
+    assert parent is not None, "a fork names its parent"
+    named = read_run(store, request.scope.run)[0].parent
+    _follows(request, "the fork", "parent", parent, named)
+    commit, digest = read_commit(store, parent.run, parent.step)
+    _follows(request, "the fork", "parent's commit", digest, parent.sha256)
+    _follows(request, "the fork", "cursor", request.cursor, commit.cursor)
+    return commit
 
 
 def _check_plan(
@@ -97,15 +115,23 @@ def _check_plan(
 def _check_inputs(
     request: CheckpointRequest, records: dict[str, StageRecord], plan: Plan, previous: StepCommit
 ) -> None:
-    """Checks that the plan's records are there, made from one another and from the step before."""
+    """Checks that the plan's records are there, made from one another and from the step before.
+
+    A snapshot record beside them is of the state that the step before ended in.
+    """
     rollouts = [f"rollout-{shard.index:04d}" for shard in plan.shards]
     rewards = [f"reward-{shard.index:04d}" for shard in plan.shards]
-    found = sorted(ref.stage for ref in request.records)
+    trained = ["train"] if request.kind == "train" else []
+    found = sorted(ref.stage for ref in request.records if ref.stage != "snapshot")
     _follows(
-        request, "the step", "stages", found, sorted(["prompts", *rollouts, *rewards, "train"])
+        request, "the step", "stages", found, sorted(["prompts", *rollouts, *rewards, *trained])
     )
+    _follows(request, "the plan", "kind", plan.kind, request.kind)
     drawn = next(ref for ref in request.records if ref.stage == "prompts")
     _follows(request, "the plan", "prompts record", drawn, plan.prompts)
+    if "snapshot" in records:
+        saved = records["snapshot"].request.get("state_id")
+        _follows(request, "snapshot", "state_id", saved, previous.state_id)
     prompts = _output(records["prompts"], "prompts")
     samples = [_output(records[stage], "samples") for stage in rollouts]
     graded = [_output(records[stage], "rewards") for stage in rewards]
@@ -115,12 +141,13 @@ def _check_inputs(
         expected[stage] = {"prompts": prompts, "policy": previous.policy_digest, "rows": rows}
     for stage, sampled in zip(rewards, samples, strict=True):
         expected[stage] = {"samples": sampled, "prompts": prompts}
-    expected["train"] = {
-        "samples": samples,
-        "rewards": graded,
-        "policy": previous.policy_digest,
-        "state_id": previous.state_id,
-    }
+    if request.kind == "train":
+        expected["train"] = {
+            "samples": samples,
+            "rewards": graded,
+            "policy": previous.policy_digest,
+            "state_id": previous.state_id,
+        }
     for stage, fields in expected.items():
         for name, value in fields.items():
             _follows(request, stage, name, records[stage].request.get(name), value)
@@ -181,21 +208,19 @@ def _lost(
     what = "is not in the store" if found is None else f"has {found} bytes"
     return kind(
         f"{ref.key} {what}. Expected {ref.num_bytes} bytes, as the {made.stage} record "
-        f"{made.key} says. {_cure(request, store, made)}"
+        f"{made.key} says. {_cure(request, store)}"
     )
 
 
-def _cure(request: CheckpointRequest, store: ObjectStore, made: RecordRef) -> str:
+def _cure(request: CheckpointRequest, store: ObjectStore) -> str:
     scope = request.scope
     try:
         read_commit(store, scope.run, scope.step)
     except NotFound:
-        # A plan names its prompts record by digest, so a new prompts record needs a new plan.
-        keys = f"{request.plan.key} and {made.key}" if made.stage == "prompts" else made.key
         return (
-            f"Step {scope.step} and this record are uncommitted, and resuming alone finds the "
-            f"record again. Restore the object from a copy, or delete {keys} from {store.uri} "
-            "and resume the run, which redoes the stage. Rollbook deletes no record by itself."
+            f"Step {scope.step} is uncommitted, and resuming alone finds the record again. Restore "
+            f"the object from a copy, or do the step's work again: `rollbook resume {scope.run} "
+            f'--redo --reason "lost object"`.'
         )
     return (
         f"Another attempt committed step {scope.step} meanwhile: restore the object from a copy "

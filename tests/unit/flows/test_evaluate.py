@@ -3,7 +3,7 @@ import math
 import pytest
 
 from flows.eval_records import mean_interval
-from flows.step import derived_seed
+from flows.planning import derived_seed
 
 
 def test_interval_is_over_prompts_with_the_sample_deviation():

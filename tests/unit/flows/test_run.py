@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from flows import opening
 from flows import run as flows_run
 from flows.progress import Watcher
 from flows.recipes import RECIPES
@@ -69,13 +70,13 @@ def test_a_controller_that_lost_its_lease_begins_no_step(
         cast(MemoryStore, session.store).put(key, theirs.to_bytes())
         assert lease._ended.wait(10)
         with pytest.raises(LeaseHeld, match=r"took run 'r' over.*Nothing is lost"):
-            flows_run._advance_session(session, 1, lease=lease)
+            flows_run._advance_session(session, 1, last=1, lease=lease)
     assert begun == []
 
 
 def test_a_sweep_that_is_not_allowed_keeps_nobody_from_the_lease():
     store = KeysMayNotList(uuid.uuid4().hex)
-    with flows_run._held(store, "r") as lease:
+    with opening.held(store, "r") as lease:
         assert not lease.lost
 
 
@@ -83,23 +84,23 @@ def test_a_sweep_that_is_not_allowed_keeps_nobody_from_the_lease():
 def test_a_commit_missing_among_the_last_is_named_before_engines_start(lost: int):
     store = MemoryStore(uuid.uuid4().hex)
     previous = ledger.create_run(store, records.run_record())
-    assert flows_run.checked_head(store, "r") is None
+    assert opening.checked_head(store, "r") is None
     for step in range(6):
         commit, previous, _ = ledger.put_commit(store, records.commit(step, previous))
-    assert flows_run.checked_head(store, "r") == (commit, previous)
+    assert opening.checked_head(store, "r") == (commit, previous)
     store.delete(commit_key("r", lost))
     with pytest.raises(Corrupt, match=rf"steps/0000000{lost}/commit\.json|of step {lost} does"):
-        flows_run.checked_head(store, "r")
+        opening.checked_head(store, "r")
 
 
 def test_only_the_last_commits_are_read_before_engines_start(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(flows_run, "NUM_CHECKED_COMMITS", 2)
+    monkeypatch.setattr(opening, "NUM_CHECKED_COMMITS", 2)
     store = FaultyStore(MemoryStore(uuid.uuid4().hex))
     previous = ledger.create_run(store, records.run_record())
     for step in range(6):
         _, previous, _ = ledger.put_commit(store, records.commit(step, previous))
     store.calls.clear()
-    flows_run.checked_head(store, "r")
+    opening.checked_head(store, "r")
     read = {call for call in store.calls if call.startswith("get ")}
     commit_gets = {f"get {commit_key('r', step)}" for step in (3, 4, 5)}
     assert read == {f"get {run_key('r')}", *commit_gets}

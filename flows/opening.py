@@ -1,0 +1,171 @@
+"""A run opened for advancing: its lease, its checked head, its stages, and what was not saved."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from prefect.runtime import flow_run
+
+from flows.phases import Phase
+from flows.progress import Watcher
+from flows.reports import Reports
+from flows.session import Session, Unsaved, registered
+from flows.topologies import TOPOLOGIES
+from infra.home import home
+from storage.errors import StorageError
+from storage.layout import StepScope, run_prefix
+from storage.leases import Lease, hold
+from storage.ledger import ancestors, commits, find_record, first_step, head, read_run, record_ref
+from storage.object_store import ObjectStore
+from storage.opening import sweep
+from storage.records import StageRecord, StepCommit, request_digest
+from storage.store_config import StoreConfig
+from tasks.errors import Permanent, Transient
+from tasks.train.contract import SnapshotRequest, SnapshotResult, snapshot_body
+from tasks.train.history import find_snapshot, train_record
+from tasks.workspace import Workspace, open_workspace
+
+NUM_CHECKED_COMMITS = 100
+"""How far back the chain is checked before engines start; older commits cost a read each."""
+SAVING_LIMIT_S = 120.0
+"""How long a stop waits for the trainer's state to be stored; a resume replays what is not."""
+
+
+@contextmanager
+def held(store: ObjectStore, run: str) -> Iterator[Lease]:
+    """Holds the controller's lease; what uploads a dead controller left open are given up."""
+    with hold(store, run, "controller") as lease:
+        sweep(store, run_prefix(run), older_than_s=0)
+        yield lease
+
+
+@contextmanager
+def open_session(
+    store: ObjectStore, store_config: StoreConfig, run: str, watcher: Watcher, phase: Phase
+) -> Iterator[Session]:
+    """Yields the run open for one phase: its stages start in the background, and end with it."""
+    record, run_digest = read_run(store, run)
+    newest = checked_head(store, run)
+    with ExitStack() as stack:
+        workspace: Workspace = stack.enter_context(open_workspace(home()))
+        place = TOPOLOGIES[phase.config.topology]
+        stages = stack.enter_context(
+            place(
+                record,
+                config=phase.config,
+                store=store,
+                store_config=store_config,
+                workspace=workspace,
+                say=watcher.say,
+            )
+        )
+        reports = Reports(
+            store,
+            record,
+            workspace,
+            run_flow_id=flow_run.get_id(),
+            first=newest[0].step + 1 if newest else first_step(record) + 1,
+            last=phase.until,
+        )
+        stack.enter_context(reports)
+        session = Session(
+            store=store,
+            run=record,
+            run_digest=run_digest,
+            config=phase.config,
+            stages=stages,
+            workspace=workspace,
+            watcher=watcher,
+            reports=reports,
+            head=newest,
+            supersede=phase.supersede,
+            rebase=phase.rebase,
+        )
+        _look_back(session)
+        yield stack.enter_context(registered(session))
+
+
+def checked_head(store: ObjectStore, run: str) -> tuple[StepCommit, str] | None:
+    """Returns the newest commit and its digest after checking the last commits' chain.
+
+    Raises:
+        Corrupt: one of the last commits was changed or is gone; the message names it.
+    """
+    newest = head(store, run)
+    start = max(newest[0].step + 1 - NUM_CHECKED_COMMITS, 0) if newest else 0
+    for found in commits(store, run, start=start):
+        newest = found
+    return newest
+
+
+def _look_back(session: Session) -> None:
+    """Finds what the last trainer left: steps without a snapshot, its environment."""
+    if session.head is None:
+        return
+    store, head_commit = session.store, session.last_commit
+    unsaved = Unsaved()
+    for commit, _ in ancestors(store, head_commit.run, head_commit.step):
+        record = train_record(store, commit)
+        if record is None:
+            continue
+        if session.environment is None:
+            session.environment = record.environment
+        if find_snapshot(store, commit, record) or unsaved.steps >= NUM_CHECKED_COMMITS:
+            break
+        unsaved.trained(record, seconds=commit.metrics.get("train_s") or 0.0)
+    session.unsaved = unsaved
+    made = _stop_snapshot(store, head_commit)
+    if made is not None:
+        scope = StepScope(run=head_commit.run, step=head_commit.step)
+        session.stop_snapshot = [record_ref(scope, made, store=store)]
+
+
+def _stop_snapshot(store: ObjectStore, commit: StepCommit) -> StageRecord | None:
+    return find_record(
+        store,
+        StepScope(run=commit.run, step=commit.step),
+        stage="snapshot",
+        request_digest=request_digest("snapshot", snapshot_body(commit.state_id)),
+    )
+
+
+@contextmanager
+def state_saved(session: Session, lease: Lease) -> Iterator[None]:
+    """Stores the trainer's state when the block ends or is interrupted: a resume replays nothing.
+
+    After a failed stage there is nothing to rely on, and replay brings the state back.
+    """
+    try:
+        yield
+    except (Transient, Permanent, StorageError):
+        raise
+    except BaseException:
+        _save_state(session, lease)
+        raise
+    _save_state(session, lease)
+
+
+def _save_state(session: Session, lease: Lease) -> None:
+    if lease.lost or session.head is None or not session.unsaved.steps:
+        return
+    commit = session.last_commit
+    if commit.kind in ("skipped", "fork"):
+        return
+    session.watcher.begin("saving the trainer's state, so that a resume replays nothing")
+    request = SnapshotRequest(
+        scope=StepScope(run=commit.run, step=commit.step),
+        state_id=commit.state_id,
+        ranks=session.config.train.ranks,
+        zero_stage=session.config.train.zero_stage,
+    )
+
+    def save() -> None:
+        try:
+            session.stages.train.run(request, SnapshotResult)
+        except (Transient, Permanent) as error:
+            session.watcher.say(f"the trainer's state was not saved: {error}")
+
+    # Its own thread, so that a second interrupt, or the limit, ends the wait and with it the run.
+    saving = threading.Thread(target=save, name="save-state", daemon=True)
+    saving.start()
+    saving.join(SAVING_LIMIT_S)

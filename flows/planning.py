@@ -1,0 +1,123 @@
+"""The plan of a step: made once, adopted by every controller, superseded only when asked."""
+
+import hashlib
+
+from flows.config import RunConfig
+from flows.session import Session, Supersede
+from storage.layout import StepScope
+from storage.ledger import adopt_plan, current_plan, record_ref
+from storage.records import (
+    Cursor,
+    ObjectRef,
+    Plan,
+    RunRecord,
+    SamplingPolicy,
+    ShardPlan,
+    StepCommit,
+)
+from tasks.prompts.contract import PromptsRequest
+from tasks.prompts.task import prompts
+
+
+def config_as_of(record: RunRecord, plan: Plan | None) -> RunConfig:
+    """Returns the config that a plan was made with; the run's own before its first plan."""
+    return RunConfig.model_validate((plan.configs if plan else None) or record.config)
+
+
+def plan_step(session: Session, scope: StepScope) -> tuple[Plan, ObjectRef]:
+    """Returns the plan of a step: the stored one, else a new one, put and adopted.
+
+    If the session is to supersede the open step's plan, a further revision is put.
+    """
+    found = current_plan(session.store, scope.run, scope.step)
+    change, session.supersede = session.supersede, None
+    if found is not None and change is None:
+        return found
+    before = found[0] if found else None
+    revision = before.revision + 1 if before else 0
+    # From 1 on, because 0 is no field of a request: a first plan cannot be afresh.
+    redo = max(revision, 1) if change and change.afresh else before.redo if before else 0
+    plan = _new_plan(session, scope, revision=revision, redo=redo, change=change)
+    return adopt_plan(session.store, plan)
+
+
+def genesis_plan(session: Session, scope: StepScope) -> tuple[Plan, ObjectRef]:
+    """Returns the plan of step 0: the stored one, else a new one, put and adopted."""
+    found = current_plan(session.store, scope.run, scope.step)
+    change, session.supersede = session.supersede, None
+    if found is not None and change is None:
+        return found
+    plan = Plan(
+        run=scope.run,
+        step=scope.step,
+        revision=found[0].revision + 1 if found else 0,
+        kind="genesis",
+        reason=change.reason if change else None,
+        previous=session.run_digest,
+        prompts=None,
+        shards=[],
+        cursor=Cursor(),
+        configs=session.config.model_dump(mode="json"),
+    )
+    return adopt_plan(session.store, plan)
+
+
+def _new_plan(
+    session: Session, scope: StepScope, *, revision: int, redo: int, change: Supersede | None
+) -> Plan:
+    config, previous = session.config, session.last_commit
+    drawn = prompts(
+        PromptsRequest(
+            scope=scope,
+            seed=config.seed,
+            inputs=session.run.prompts,
+            cursor=previous.cursor,
+            num_groups=config.prompts.groups_per_step,
+            redo=redo,
+        ),
+        session.stages.prompts,
+    )
+    kind = change.kind if change else "train"
+    return Plan(
+        run=scope.run,
+        step=scope.step,
+        revision=revision,
+        kind=kind,
+        reason=change.reason if change else None,
+        redo=redo,
+        previous=session.last_digest,
+        prompts=record_ref(scope, drawn.record, store=session.store),
+        shards=[] if kind == "skipped" else _shards(session, previous),
+        cursor=drawn.cursor,
+        configs=config.model_dump(mode="json"),
+    )
+
+
+def _shards(session: Session, previous: StepCommit) -> list[ShardPlan]:
+    config = session.config
+    groups, size = config.prompts.groups_per_step, config.rollout.groups_per_shard
+    sampling = SamplingPolicy(
+        group_size=config.rollout.group_size,
+        temperature=config.rollout.temperature,
+        max_tokens=config.rollout.max_tokens,
+        stop_token_ids=session.run.stop_token_ids,
+    )
+    seed = derived_seed(config.seed, "rollout", previous.cursor.drawn)
+    return [
+        ShardPlan(
+            index=index,
+            start=start,
+            stop=min(start + size, groups),
+            sampling=sampling,
+            policy_version=previous.policy_version,
+            policy_digest=previous.policy_digest,
+            seed=seed,
+        )
+        for index, start in enumerate(range(0, groups, size))
+    ]
+
+
+def derived_seed(seed: int, *purpose: str | int) -> int:
+    """Returns a 48-bit seed for one purpose, so that group seeds have room to be spaced."""
+    text = "/".join(str(part) for part in (seed, *purpose))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
