@@ -1,5 +1,6 @@
 """Gives up what no commit names and what retention does not keep; DESIGN.md section 3."""
 
+import logging
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,8 @@ from storage.object_store import ObjectStore
 from storage.records import GcRecord, Record
 from storage.relatives import came_since
 from storage.retention import Rule
+
+log = logging.getLogger(__name__)
 
 NUM_DELETES = 16
 
@@ -38,27 +41,26 @@ class GcReport(Record):
 
 
 def plan_gc(
-    store: ObjectStore, run: str, *, overrides: Sequence[str], say: Callable[[str], None]
+    store: ObjectStore, run: str, *, rule: Rule, say: Callable[[str], object] = log.info
 ) -> GcReport:
     """Returns what `run_gc` would delete. Only reads.
 
     Args:
         store: holds the run.
         run: its name.
-        overrides: `retention.key=value`, for this call.
+        rule: what is kept; `retention_rule` returns the run's own.
         say: told how far it is.
 
     Raises:
         NotFound: no such run, or it has no commit.
-        ValueError: an override is not of retention, or does not fit.
         Corrupt: the run is damaged; `rollbook verify` says where.
     """
-    found = survey(store, run, retention_rule(store, run, overrides))
+    found = survey(store, run, rule)
     return _report(store, found, plan_batches(store, found), say=say)
 
 
 def run_gc(
-    store: ObjectStore, run: str, *, overrides: Sequence[str], say: Callable[[str], None]
+    store: ObjectStore, run: str, *, rule: Rule, say: Callable[[str], object] = log.info
 ) -> GcReport:
     """Deletes what `plan_gc` names, after saying so in GcRecords. See there for the rest.
 
@@ -68,7 +70,7 @@ def run_gc(
         CommitConflict: a fork was made meanwhile; what it may need was not deleted.
         CommitUnknown: a GcRecord's put was not answered; nothing that it names was deleted.
     """
-    found = survey(store, run, retention_rule(store, run, overrides))
+    found = survey(store, run, rule)
     records: list[str] = []
 
     def given_up() -> Iterator[Batch]:
@@ -81,7 +83,7 @@ def run_gc(
     return report.model_copy(update={"deleted": True, "records": records})
 
 
-def retention_rule(store: ObjectStore, run: str, overrides: Sequence[str]) -> Rule:
+def retention_rule(store: ObjectStore, run: str, overrides: Sequence[str] = ()) -> Rule:
     """Returns the retention of a run: of its newest plan, changed by `overrides`.
 
     Raises:
@@ -146,7 +148,7 @@ def _give_up(store: ObjectStore, found: Survey, batch: Batch) -> str:
 
 
 def _report(
-    store: ObjectStore, found: Survey, batches: Iterator[Batch], *, say: Callable[[str], None]
+    store: ObjectStore, found: Survey, batches: Iterator[Batch], *, say: Callable[[str], object]
 ) -> GcReport:
     goes: dict[str, Tally] = {}
     stays: dict[str, Tally] = {}
