@@ -14,6 +14,7 @@ from flows.overrides import with_overrides
 from flows.planning import config_as_of
 from flows.signing import find_signer
 from storage.errors import NotFound
+from storage.given_up import check_policy_kept
 from storage.inputs import open_input
 from storage.layout import StepScope
 from storage.ledger import (
@@ -60,7 +61,7 @@ def fork_run(
     """
     refuse_existing(store, run)
     parent, commit, digest = _find_commit(store, target)
-    _check_policy(store, parent, commit)
+    check_policy_kept(store, commit)
     before = config_as_of(parent, read_plan(store, commit.plan))
     config = with_overrides(before, overrides)
     if config.model != before.model:
@@ -103,19 +104,6 @@ def _find_commit(store: ObjectStore, target: str) -> tuple[RunRecord, StepCommit
         raise NotFound(
             f"Step {step} of run {name!r} is not committed. Expected {first} to {newest[0].step}."
         ) from error
-
-
-def _check_policy(store: ObjectStore, parent: RunRecord, commit: StepCommit) -> None:
-    for file in [*commit.policy.files, commit.policy.probe]:
-        try:
-            store.size(file.key)
-        except NotFound as error:
-            raise NotFound(
-                f"{file.key}, of the policy of {parent.run}@{commit.step}, is gone: retention gave "
-                "it up, or it was lost. Expected a step whose policy is kept (`rollbook gc "
-                f"{parent.run}` lists them); pin steps that you mean to fork from with "
-                "retention.pinned."
-            ) from error
 
 
 def _prepare(
