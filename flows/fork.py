@@ -125,8 +125,8 @@ def fork_commit(store: ObjectStore, run: str) -> tuple[StepCommit, str]:
     """Makes the first commit of a fork exist and returns it with its digest. Safe to repeat.
 
     It names the parent's commit by digest and takes over its policy, state and cursor; no engine
-    and no Prefect server are needed. Afterwards the policy's files are looked for once more: from
-    now on they are kept, but garbage may have been collected a moment before.
+    and no Prefect server are needed. The policy's files are looked for once more: since run.json is
+    there gc keeps them, but one that did not see it yet has said what it gives up.
 
     Raises:
         NotFound: the policy was given up meanwhile.
@@ -136,6 +136,7 @@ def fork_commit(store: ObjectStore, run: str) -> tuple[StepCommit, str]:
     parent = record.parent
     assert parent is not None, "only a fork begins this way"
     commit, _ = read_commit(store, parent.run, parent.step)
+    check_policy_kept(store, commit)
     plan, plan_ref = _fork_plan(store, record, commit, previous=run_digest)
     request = CheckpointRequest(
         scope=StepScope(run=run, step=parent.step),
@@ -148,7 +149,6 @@ def fork_commit(store: ObjectStore, run: str) -> tuple[StepCommit, str]:
         parent=parent,
     )
     result = checkpoint_stage.run(request, store, find_signer())
-    _check_policy(store, read_run(store, parent.run)[0], result.commit)
     return result.commit, result.digest
 
 
