@@ -6,6 +6,7 @@ import uuid
 from pathlib import Path
 
 from storage.errors import NotFound
+from storage.given_up import check_policy_kept
 from storage.inputs import open_input
 from storage.ledger import head, read_commit, read_run
 from storage.object_store import ObjectStore
@@ -32,7 +33,8 @@ def export_policy(store: ObjectStore, target: str, directory: Path, *, cache: Pa
     The directory appears whole or not at all; transformers and vLLM load it as it is.
 
     Raises:
-        NotFound: no such run or step.
+        NotFound: no such run or step, or retention gave its policy up; the message says how it
+            comes back.
         ValueError: the directory is there and not empty.
         Corrupt: a stored file does not match its digest.
     """
@@ -45,8 +47,8 @@ def export_policy(store: ObjectStore, target: str, directory: Path, *, cache: Pa
     draft.mkdir(parents=True)
     try:
         for source in (
+            _open_kept(store, commit, cache),
             open_input(store, record.model, cache=cache),
-            open_policy(store, commit.policy, cache=cache),
         ):
             for path in source.iterdir():
                 shutil.copyfile(path, draft / path.name)
@@ -58,6 +60,14 @@ def export_policy(store: ObjectStore, target: str, directory: Path, *, cache: Pa
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return commit
+
+
+def _open_kept(store: ObjectStore, commit: StepCommit, cache: Path) -> Path:
+    try:
+        return open_policy(store, commit.policy, cache=cache)
+    except NotFound:
+        check_policy_kept(store, commit)
+        raise
 
 
 def _commit(store: ObjectStore, run: str, step: int | None) -> StepCommit:

@@ -4,6 +4,8 @@ from pathlib import Path
 import pytest
 
 from flows.export import export_policy, parse_target
+from flows.gc import run_gc
+from storage.errors import NotFound
 from storage.inputs import put_input
 from storage.layout import StepScope
 from storage.ledger import create_run, put_commit
@@ -11,9 +13,11 @@ from storage.object_store import ObjectStore
 from storage.opening import open_store
 from storage.policies import write_policy
 from storage.records import Probe, sha256_hex
+from storage.retention import Rule
 from storage.safetensors_files import RawTensor, write_tensors
 from storage.store_config import StoreConfig
 from tests.contract.records import commit, run_record
+from tests.contract.synthetic_runs import SyntheticRun
 
 PROBE = Probe(token_ids=[[1, 2]], logprobs=[[None, -0.5]], next_token_ids=[3], next_logprobs=[-1.5])
 
@@ -59,6 +63,16 @@ def test_a_policy_of_one_file_needs_no_index(tmp_path: Path):
     export_policy(store, "r@0", tmp_path / "out", cache=tmp_path / "cache")
     assert len(list((tmp_path / "out").glob("*.safetensors"))) == 1
     assert not list((tmp_path / "out").glob("*.index.json"))
+
+
+def test_a_policy_that_retention_gave_up_says_how_it_comes_back(tmp_path: Path):
+    store = open_store(StoreConfig(uri=str(tmp_path / "store")), writing=True)
+    SyntheticRun(store, snapshots_every=0).steps(8)
+    rule = Rule(policies_last=2, policies_every=4, snapshots_last=2, snapshots_every=9, pinned=[])
+    run_gc(store, "r", rule=rule)
+    with pytest.raises(NotFound, match=r"given up by retention.*rollbook fork r@4 --run NEW"):
+        export_policy(store, "r@6", tmp_path / "out", cache=tmp_path / "cache")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("target", ["r@last", "r@", "r@²", "r@٣", "r@-1"])
