@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
+from urllib.parse import urlsplit
 
 import boto3.session
 from botocore.config import Config
@@ -26,6 +27,7 @@ from storage.backends.s3_errors import (
     explain,
     kind_of,
     must_create,
+    server_time,
 )
 from storage.errors import (
     AlreadyExists,
@@ -52,6 +54,9 @@ NUM_STREAMS = 4
 """Parts of one object in flight."""
 NUM_CONNECTIONS = 32
 
+AWS_DOMAINS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
+"""Every other server is custom: it gets path-style addresses and no headers newer than itself."""
+
 _Returned = TypeVar("_Returned")
 
 
@@ -75,7 +80,7 @@ def create_bucket(config: StoreConfig) -> None:
     # us-east-1 is the one region that may not be named here.
     options: dict[str, Any] = (
         {}
-        if _is_custom(config) or region == "us-east-1"
+        if _is_custom(client) or region == "us-east-1"
         else {"CreateBucketConfiguration": {"LocationConstraint": region}}
     )
     try:
@@ -229,7 +234,7 @@ class S3Store:
         """
         swept = 0
         for page in self._pages("list_multipart_uploads", Prefix=self._prefix + prefix):
-            now = _server_time(page)
+            now = server_time(page) or datetime.now(UTC)
             for upload in page.get("Uploads", []):
                 if (now - upload["Initiated"]).total_seconds() >= older_than_s:
                     self._abort(str(upload["Key"]).removeprefix(self._prefix), upload["UploadId"])
@@ -373,9 +378,17 @@ def _session(config: StoreConfig) -> boto3.session.Session:
 def _client(
     session: boto3.session.Session, config: StoreConfig, *, num_tries: int, signed: bool
 ) -> Any:
-    custom = _is_custom(config)
+    where: dict[str, Any] = {
+        "endpoint_url": config.endpoint,
+        "region_name": config.region or session.region_name or "us-east-1",
+    }
+    try:
+        # Where it goes may be written in the environment or a profile: the client knows.
+        custom = _is_custom(session.client("s3", **where))
+    except (BotoCoreError, ValueError) as error:
+        raise explain(error, config, key="") from error
     path_style = custom if config.path_style is None else config.path_style
-    checksums = config.checksums or ("when_required" if custom else "when_supported")
+    checksums = config.checksums or _default_checksums(custom)
     options = Config(
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S if num_tries > 1 else CONDITIONAL_READ_TIMEOUT_S,
@@ -388,27 +401,19 @@ def _client(
             "payload_signing_enabled": signed,
         },
     )
-    try:
-        return session.client(
-            "s3",
-            endpoint_url=config.endpoint,
-            region_name=config.region or session.region_name or "us-east-1",
-            config=options,
-        )
-    except (BotoCoreError, ValueError) as error:
-        raise explain(error, config, key="") from error
+    return session.client("s3", **where, config=options)
 
 
-def _is_custom(config: StoreConfig) -> bool:
-    named = config.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3")
-    return bool(named or os.environ.get("AWS_ENDPOINT_URL"))
+def _is_custom(client: Any) -> bool:
+    host = urlsplit(str(client.meta.endpoint_url)).hostname or ""
+    return not host.endswith(AWS_DOMAINS)
 
 
-def _server_time(answer: dict[str, Any]) -> datetime:
-    sent = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
-    if not sent:
-        return datetime.now(UTC)
-    return datetime.strptime(sent, "%a, %d %b %Y %H:%M:%S %Z").replace(tzinfo=UTC)
+def _default_checksums(custom: bool) -> str | None:
+    """None leaves it to boto3's own setting, if the user made one."""
+    if os.environ.get("AWS_REQUEST_CHECKSUM_CALCULATION"):
+        return None
+    return "when_required" if custom else "when_supported"
 
 
 def _in_parallel(call: Callable[[int], _Returned], starts: range) -> list[_Returned]:

@@ -1,5 +1,8 @@
 """What botocore's exceptions mean for a store: a class to act on, and words for a person."""
 
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from typing import Any, cast
 
 from botocore.exceptions import (
@@ -45,6 +48,8 @@ _BAD_KEYS = {
     "SignatureDoesNotMatch",
     "UnauthorizedAccess",
 }
+MAX_SKEW = timedelta(minutes=15)
+"""S3 refuses requests that are further from its own clock."""
 _FULL = {"507", "InsufficientStorage", "QuotaExceeded", "XMinioStorageFull", "EntityTooLarge"}
 _NOT_OURS = {"BucketAlreadyExists"}
 
@@ -73,6 +78,18 @@ def kind_of(error: Exception) -> str:
     return FAILED
 
 
+def server_time(answer: Mapping[str, Any]) -> datetime | None:
+    """Returns the time on the server's clock when it answered, or None if it did not say."""
+    sent = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    return parsedate_to_datetime(sent) if sent else None
+
+
+def _clock_is_off(error: Exception) -> bool:
+    """Whether the clocks differ too much: an answer to HEAD has no body that could say so."""
+    there = server_time(cast("ClientError", error).response)
+    return there is not None and abs(datetime.now(UTC) - there) > MAX_SKEW
+
+
 def must_create(error: Exception) -> bool:
     """Whether a failed creation of a bucket left us without it."""
     return code_of(error)[0] != "BucketAlreadyOwnedByYou"
@@ -89,7 +106,7 @@ def explain(error: Exception, config: StoreConfig, *, key: str) -> StorageError:
         )
     if code == "NoSuchKey" or status == 404:
         return NotFound(f"No object {key} in {where}.")
-    if code == "RequestTimeTooSkewed":
+    if code == "RequestTimeTooSkewed" or (status in (401, 403) and _clock_is_off(error)):
         return Unavailable(
             f"{where} refuses requests because this machine's clock is off by more than 15 "
             "minutes. Set the clock (NTP) and resume."

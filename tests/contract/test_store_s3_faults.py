@@ -3,6 +3,8 @@
 import socket
 import time
 from collections.abc import Callable, Iterator
+from email.utils import formatdate
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +17,7 @@ from storage.errors import (
     Unsuitable,
 )
 from storage.object_store import ObjectStore
-from storage.opening import open_store
+from storage.opening import create_bucket, open_store
 from storage.store_config import StoreConfig
 from tests.contract.fake_s3 import Answering, FakeS3, etag_of, fake_s3
 
@@ -144,7 +146,7 @@ def test_a_body_that_breaks_off_is_read_again(fake: FakeS3, store: ObjectStore) 
     assert not left
 
 
-def test_a_clock_that_is_off_gets_a_clear_message_and_no_retries(
+def test_s13_a_clock_that_is_off_gets_a_clear_message_and_no_retries(
     fake: FakeS3, store: ObjectStore
 ) -> None:
     def misbehave(answering: Answering) -> bool:
@@ -157,6 +159,24 @@ def test_a_clock_that_is_off_gets_a_clear_message_and_no_retries(
         with pytest.raises(Unavailable, match="clock is off by more than 15 minutes"):
             call()
         assert len(fake.requests) == 1
+
+
+def test_s13_a_clock_that_is_off_is_seen_without_a_body_too(
+    fake: FakeS3, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def misbehave(answering: Answering) -> bool:
+        answering.answer(403)
+        return True
+
+    fake.misbehave = misbehave
+    with pytest.raises(Unavailable, match="refuses the credentials"):
+        store.size("a")
+    there = formatdate(time.time() - 20 * 60, usegmt=True)
+    monkeypatch.setattr(Answering, "date_time_string", lambda *_: there)
+    fake.requests.clear()
+    with pytest.raises(Unavailable, match="clock is off by more than 15 minutes"):
+        store.size("a")
+    assert [command for command, _, _ in fake.requests] == ["HEAD"]
 
 
 def test_a_full_store_says_so(fake: FakeS3, store: ObjectStore) -> None:
@@ -189,22 +209,69 @@ def test_a_store_without_conditional_requests_is_refused(fake: FakeS3) -> None:
         open_store(config_of(fake), writing=True)
 
 
-def test_a_custom_endpoint_sees_path_style_and_no_new_checksums(fake: FakeS3) -> None:
-    def misbehave(answering: Answering) -> bool:
-        modern = [name for name in answering.headers if name.lower().startswith("x-amz-checksum")]
-        chunked = "aws-chunked" in answering.headers.get("content-encoding", "")
-        if modern or chunked or answering.headers.get("x-amz-sdk-checksum-algorithm"):
-            answering.fail(400, "InvalidRequest")
-            return True
-        return False
+def refuse_new_headers(answering: Answering) -> bool:
+    """As a store that knows no `x-amz-checksum` headers and no `aws-chunked` bodies."""
+    modern = [name for name in answering.headers if name.lower().startswith("x-amz-checksum")]
+    chunked = "aws-chunked" in answering.headers.get("content-encoding", "")
+    if modern or chunked or answering.headers.get("x-amz-sdk-checksum-algorithm"):
+        answering.fail(400, "InvalidRequest")
+        return True
+    return False
 
-    fake.misbehave = misbehave
-    store = open_store(config_of(fake), writing=True)
+
+def named_by_config(fake: FakeS3, monkeypatch: pytest.MonkeyPatch, path: Path) -> StoreConfig:
+    return config_of(fake)
+
+
+def named_by_variable(fake: FakeS3, monkeypatch: pytest.MonkeyPatch, path: Path) -> StoreConfig:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", fake.endpoint)
+    return config_of(fake).model_copy(update={"endpoint": None})
+
+
+def named_by_profile(fake: FakeS3, monkeypatch: pytest.MonkeyPatch, path: Path) -> StoreConfig:
+    (path / "config").write_text(f"[default]\nendpoint_url = {fake.endpoint}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(path / "config"))
+    return config_of(fake).model_copy(update={"endpoint": None})
+
+
+@pytest.mark.parametrize("named", [named_by_config, named_by_variable, named_by_profile])
+def test_s10_s14_a_custom_endpoint_sees_path_style_and_no_new_checksums(
+    fake: FakeS3,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    named: Callable[[FakeS3, pytest.MonkeyPatch, Path], StoreConfig],
+) -> None:
+    fake.misbehave = refuse_new_headers
+    config = named(fake, monkeypatch, tmp_path)
+    store = open_store(config, writing=True)
     store.put("data", b"x" * 100_000)
     assert len(store.get("data")) == 100_000
+    create_bucket(config)
     for _, path, headers in fake.requests:
-        assert path.startswith((f"/{BUCKET}/", f"/{BUCKET}?"))
+        assert path.startswith((f"/{BUCKET}/", f"/{BUCKET}?")) or path == f"/{BUCKET}"
         assert headers["host"] == fake.endpoint.removeprefix("http://")
+
+
+def test_s10_checksums_are_sent_to_a_custom_endpoint_that_is_asked_to_take_them(
+    fake: FakeS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put_with(config: StoreConfig) -> bool:
+        fake.requests.clear()
+        s3.open_s3(config).put("data", b"x")
+        return any("x-amz-checksum" in name for _, _, sent in fake.requests for name in sent)
+
+    config = config_of(fake)
+    assert not put_with(config)
+    assert put_with(config.model_copy(update={"checksums": "when_supported"}))
+    monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_supported")
+    assert put_with(config)
+
+
+def test_s14_aws_itself_gets_its_own_defaults() -> None:
+    for endpoint in (None, "https://s3.eu-central-1.amazonaws.com"):
+        client = s3.open_s3(StoreConfig(uri="s3://bucket/p", endpoint=endpoint))._bulk
+        assert client.meta.config.request_checksum_calculation == "when_supported"
+        assert client.meta.config.s3["addressing_style"] == "auto"
 
 
 def test_commits_are_signed_with_their_bytes_and_data_is_not(
