@@ -1,8 +1,11 @@
 """A run as a small record: what `rollbook show` prints and `train_run` returns."""
 
+from typing import Literal
+
+from storage.leases import look
 from storage.ledger import commits, read_evals, read_run
 from storage.object_store import ObjectStore
-from storage.records import EvalRecord, Record, StepCommit
+from storage.records import EvalRecord, Record, RunRecord, StepCommit
 from storage.store_config import StoreConfig
 
 
@@ -48,12 +51,17 @@ class RunSummary(Record):
     steps: list[StepSummary]
     evals: list[EvalSummary]
     ui_url: str | None = None
+    state: Literal["complete", "running", "crashed", "stopped"] = "stopped"
+    """Commits decide what is complete, whatever else is said of it later. `crashed`: its controller
+    died without letting go of its lease; `resume` goes on, as after `stopped`."""
 
 
 def summarise(
     store: ObjectStore, run: str, *, store_config: StoreConfig, ui_url: str | None = None
 ) -> RunSummary:
     """Reads all commits and evaluations of `run`; the chain is checked on the way.
+
+    Waits up to the lease's time (10 s) for a sign of life of a controller on another host.
 
     Raises:
         NotFound: there is no such run.
@@ -74,7 +82,19 @@ def summarise(
         steps=[_step(commit, digest) for commit, digest in chain],
         evals=[_evaluation(found) for found in read_evals(store, run)],
         ui_url=ui_url,
+        state=_state(store, record, head),
     )
+
+
+def _state(
+    store: ObjectStore, record: RunRecord, head: StepCommit | None
+) -> Literal["complete", "running", "crashed", "stopped"]:
+    controller = look(store, record.run, "controller")
+    if controller.kind == "alive":
+        return "running"
+    if head is not None and head.step >= int(record.config.get("steps", 0)):
+        return "complete"
+    return "crashed" if controller.kind == "dead" else "stopped"
 
 
 def _step(commit: StepCommit, digest: str) -> StepSummary:

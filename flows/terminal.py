@@ -32,7 +32,7 @@ def print_summary(summary: RunSummary) -> None:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     console.print(
         f"run {summary.run} in {summary.store}: step {summary.head_step}, policy version "
-        f"{summary.policy_version}, digest {(summary.policy_digest or '-')[:16]}",
+        f"{summary.policy_version}, digest {(summary.policy_digest or '-')[:16]}, {summary.state}",
         highlight=False,
         soft_wrap=True,
         markup=False,

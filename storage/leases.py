@@ -12,9 +12,10 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import psutil
 
@@ -56,6 +57,14 @@ class LeaseState(Record):
     since: float
     """When the lease was taken, seconds since the epoch on the holder's clock. For reports."""
     released: bool = False
+
+
+@dataclass(frozen=True)
+class Liveness:
+    """What `look` saw: `free` (nobody's, or let go), `alive`, or `dead` without letting go."""
+
+    kind: Literal["free", "alive", "dead"]
+    holder: LeaseState | None
 
 
 def hold(
@@ -107,6 +116,30 @@ def peek(store: ObjectStore, run: str, role: str) -> LeaseState | None:
         return None
     state = found[0]
     return None if state.released or _is_gone(state) else state
+
+
+def look(store: ObjectStore, run: str, role: str) -> Liveness:
+    """Returns what became of whoever held a lease, watching it for a while where it must.
+
+    At once for a lease of this host, a free one and a released one. A holder elsewhere is alive
+    at its next sign of life, which comes within a third of its `ttl_s`, and dead after `ttl_s`
+    without one.
+    """
+    found = _read(store, lease_key(run, role))
+    state, etag = found if found else (None, "")
+    if state is None or state.released:
+        return Liveness("free", state)
+    if _is_gone(state):
+        return Liveness("dead", state)
+    if _is_ours_to_see(state):
+        return Liveness("alive", state)
+    try:
+        _await_death(store, lease_key(run, role), state, etag)
+    except LeaseHeld:
+        return Liveness("alive", state)
+    except CommitConflict:
+        return Liveness("free", state)
+    return Liveness("dead", state)
 
 
 class Lease:
@@ -239,9 +272,12 @@ def _read(store: ObjectStore, key: str) -> tuple[LeaseState | None, str] | None:
 
 def _is_gone(state: LeaseState) -> bool:
     """Whether the holder ran on this boot of this host and its process is no more."""
-    if (state.host, state.boot_id) != (platform.node(), _boot_id()):
-        return False
-    return _started(state.pid) != state.started
+    return _is_ours_to_see(state) and _started(state.pid) != state.started
+
+
+def _is_ours_to_see(state: LeaseState) -> bool:
+    """Whether the holder's process id means something here: the same boot of the same host."""
+    return (state.host, state.boot_id) == (platform.node(), _boot_id())
 
 
 def _started(pid: int) -> float | None:

@@ -164,6 +164,26 @@ def test_a_silent_holder_elsewhere_is_dead_after_its_time_whatever_its_clock(
     assert time.monotonic() - start >= TTL_S
 
 
+def test_a_look_tells_the_living_from_the_dead_and_takes_nothing(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seen() -> str:
+        return leases.look(store, "r", "controller").kind
+
+    assert seen() == "free"
+    with leases.hold(store, "r", "controller", ttl_s=60):
+        assert seen() == "alive"
+    assert seen() == "free"
+    on_another_host(store)
+    assert seen() == "dead"
+    with leases.hold(store, "r", "controller", ttl_s=TTL_S) as lease:
+        before = lease.state.beat
+        # As from another host, where a process id says nothing: alive at its next beat.
+        monkeypatch.setattr(leases, "_is_ours_to_see", lambda state: False)
+        assert seen() == "alive"
+        assert lease.state.beat > before
+
+
 def test_a_holder_whose_lease_was_taken_knows_and_does_not_take_it_back(
     store: ObjectStore,
 ) -> None:
@@ -220,7 +240,7 @@ def test_a_lease_that_does_not_parse_is_named_and_taken(
 def test_a_clock_that_is_set_makes_no_living_holder_look_gone(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with leases.hold(store, "r", "controller", ttl_s=60):
+    with leases.hold(store, "r", "controller", ttl_s=3 * TTL_S):
         boot_time = psutil.boot_time() + 3600
         monkeypatch.setattr("psutil._pslinux.boot_time", lambda: boot_time)
         monkeypatch.setattr("psutil._pslinux.BOOT_TIME", boot_time, raising=False)
