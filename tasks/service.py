@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 _CLOSE_LIMIT_S = 5.0
 _PARENT_POLL_S = 0.5
+_MAX_TEMPORARY_BYTES = 68
+"""A socket there is named by 37 bytes more, of the 107 that the kernel takes."""
 
 
 class Engine(Protocol):
@@ -123,7 +126,7 @@ class Served:
         self._stage = importlib.import_module(self._spec.stage)  # type: ignore[assignment]
         engine_module = importlib.import_module(self._spec.engine)
         self._say(f"opening {self._spec.store.uri}")
-        self._store = open_store(self._spec.store, writing=True)
+        self._store = open_store(self._spec.store, writing=self._spec.writing)
         self._say("fetching the model's files")
         model_dir = open_input(self._store, self._spec.model, cache=self._workspace.cache)
         self._say("starting the engine")
@@ -212,12 +215,25 @@ def _serve(spec: ServiceSpec) -> None:
     if spec.parent_pid is not None:
         _watch_parent(spec.parent_pid, stop)
     with open_workspace(Path(spec.home)) as workspace:
+        _keep_temporary_files_in(workspace.scratch)
         served = Served(spec, workspace)
         served.start()
         with _listening(spec, served):
             stop.wait()
         logger.info("ending")
         served.close()
+
+
+def _keep_temporary_files_in(scratch: Path) -> None:
+    """Makes `scratch` the temporary directory of this process and of those that it starts.
+
+    Engines leave files there (compiler caches, rendezvous files); in `scratch` they end with the
+    service, and those of a killed one are swept. They also make sockets there, whose names the
+    kernel limits: a scratch with a long path is left alone.
+    """
+    if len(os.fsencode(scratch)) <= _MAX_TEMPORARY_BYTES:
+        os.environ["TMPDIR"] = str(scratch)
+        tempfile.tempdir = None  # What was found before; the next one to ask looks anew.
 
 
 @contextlib.contextmanager

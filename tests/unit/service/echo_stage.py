@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,8 @@ def run(
         raise Unavailable("the store is out of reach")
     if request.do == "corrupt":
         raise Corrupt("runs/a/b does not match its digest")
+    if request.do == "temporary file":
+        return EchoResult(text=tempfile.mkstemp()[1], pid=0, rank_pid=0, calls=0)
     return EchoResult(
         text=request.text, pid=os.getpid(), rank_pid=engine.rank.pid, calls=engine.calls
     )

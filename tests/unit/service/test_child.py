@@ -5,10 +5,12 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -17,7 +19,7 @@ import pytest
 from tasks import client
 from tasks.client import Child, ChildSpec, Service
 from tasks.errors import Permanent, Transient
-from tasks.workspace import Workspace
+from tasks.workspace import Workspace, open_workspace
 from tests.unit.service.conftest import REPOSITORY, is_gone
 from tests.unit.service.echo_stage import EchoRequest, EchoResult
 
@@ -201,6 +203,31 @@ def test_a_wrong_token_is_refused(echo: Child) -> None:
 def test_a_request_of_another_stage_is_refused_by_name(echo: Child) -> None:
     with pytest.raises(Permanent, match=r"takes no 'EchoResult'.*EchoRequest"):
         echo.run(EchoResult(text="", pid=1, rank_pid=1, calls=0), EchoResult)
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_temporary_files_of_an_engine_end_with_it(
+    echo_spec: Callable[..., ChildSpec], workspace: Workspace, end: signal.Signals
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as home:
+        spec = replace(echo_spec(), home=Path(home))
+        with Child(spec, workspace=workspace) as child:
+            made = child.run(EchoRequest(do="temporary file"), EchoResult).text
+            assert made.startswith(f"{home}/scratch/{child.pid}-")
+            assert child.pid is not None
+            os.kill(child.pid, end)
+            assert is_gone(child.pid)
+        # What a killed service leaves is swept by the next one to open a workspace there.
+        with open_workspace(Path(home)):
+            assert not Path(made).exists()
+
+
+def test_a_scratch_whose_path_is_too_long_for_sockets_is_no_place_for_temporary_files(
+    echo: Child,
+) -> None:
+    made = Path(echo.run(EchoRequest(do="temporary file"), EchoResult).text)
+    assert made.parent == Path(tempfile.gettempdir())
+    made.unlink()
 
 
 def test_secrets_lie_in_files_that_others_cannot_read(echo: Child) -> None:
