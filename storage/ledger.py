@@ -110,7 +110,11 @@ def head(store: ObjectStore, run: str) -> tuple[StepCommit, str] | None:
     after = commit_key(run, newest) if newest >= first else ""
     begun: set[int] = set()
     for listed in store.list(steps_prefix(run), start_after=after):
-        begun.add(step_of_key(listed.key))
+        step = _step_or_none(listed.key)
+        if step is None:
+            _log.warning("%s belongs to no step of run %s and is ignored.", listed.key, run)
+            continue
+        begun.add(step)
         if step_of_commit_key(listed.key) is not None:
             raise Corrupt(
                 f"{listed.key} exists in {store.uri}, but the commit of step {newest + 1} does "
@@ -377,6 +381,13 @@ def _newest_step(store: ObjectStore, run: str, first: int) -> int:
         else:
             high = middle
     return low
+
+
+def _step_or_none(key: str) -> int | None:
+    try:
+        return step_of_key(key)
+    except ValueError:
+        return None
 
 
 def _previous_digest(store: ObjectStore, commit: StepCommit) -> str:
