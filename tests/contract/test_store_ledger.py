@@ -63,7 +63,7 @@ def test_the_head_is_the_newest_commit(store: ObjectStore, num_commits: int) -> 
     assert [digest for _, digest in ledger.commits(store, "r")] == digests
 
 
-def test_the_head_goes_by_number_past_a_thousand_objects(store: ObjectStore) -> None:
+def test_s07_the_head_goes_by_number_past_a_thousand_objects(store: ObjectStore) -> None:
     make_chain(store, 11)
     keys = [f"runs/r/steps/{step:08d}/attempts/a/{n:03d}" for step in (9, 10) for n in range(510)]
     with ThreadPoolExecutor(8) as pool:

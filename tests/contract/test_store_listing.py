@@ -12,7 +12,7 @@ from storage.store_config import StoreConfig
 NUM_KEYS = 1005
 
 
-def test_a_listing_goes_on_past_a_thousand_keys(store: ObjectStore) -> None:
+def test_s07_a_listing_goes_on_past_a_thousand_keys(store: ObjectStore) -> None:
     keys = [f"ckpt/{number:05d}/x" for number in range(NUM_KEYS)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda key: store.put(key, b"x"), keys))

@@ -219,14 +219,14 @@ def test_a_shard_makes_the_round_trip_and_a_flipped_byte_is_found(store: ObjectS
         read_shard(store, ref, schema=TRAIN)
 
 
-def test_a_shard_of_another_schema_is_corrupt_by_file_and_column(store: ObjectStore) -> None:
+def test_s16_a_shard_of_another_schema_is_corrupt_by_file_and_column(store: ObjectStore) -> None:
     other = TRAIN.set(2, pa.field("advantage", pa.int64()))
     ref = write_shard(store, other.empty_table(), schema=other, key="a/train")
     with pytest.raises(Corrupt, match=r"a/train: Column 'advantage' is int64, expected double"):
         read_shard(store, ref, schema=TRAIN)
 
 
-def test_a_killed_upload_leaves_no_policy_and_a_retry_writes_it(
+def test_s26_a_killed_upload_leaves_no_policy_and_a_retry_writes_it(
     store: ObjectStore, weights: Path, tmp_path: Path
 ) -> None:
     counting = FaultyStore(store)

@@ -84,7 +84,7 @@ def test_64_bit_integers_are_strings_in_json() -> None:
     assert Plan.from_bytes(with_shard.to_bytes()).shards[0].seed == 2**63 - 1
 
 
-def test_names_sorted_as_text_do_not_mislead_steps() -> None:
+def test_s08_names_sorted_as_text_do_not_mislead_steps() -> None:
     keys = [commit_key("r", step) for step in (100, 9, 10)]
     assert sorted(keys) == [commit_key("r", step) for step in (9, 10, 100)]
     assert (

@@ -71,7 +71,7 @@ def test_logprobs_keep_float32() -> None:
         assert schema.type.value_type == pa.float32()
 
 
-def test_missing_values_in_one_shard_do_not_change_its_types() -> None:
+def test_s15_missing_values_in_one_shard_do_not_change_its_types() -> None:
     empty = rows_to_table([reward(0, reward=None, parts=[], status="x")] * 2, schema=REWARDS)
     full = rows_to_table([reward(1)], schema=REWARDS)
     shards = [encode_shard(table, schema=REWARDS) for table in (empty, full)]
@@ -85,7 +85,7 @@ def test_missing_values_in_one_shard_do_not_change_its_types() -> None:
     ("column", "kind"),
     [("prompt_token_ids", pa.list_(pa.int64())), ("rollout_logprobs", pa.list_(pa.float64()))],
 )
-def test_a_foreign_type_is_refused_by_column(column: str, kind: pa.DataType) -> None:
+def test_s16_a_foreign_type_is_refused_by_column(column: str, kind: pa.DataType) -> None:
     table = rows_to_table([sample(0)], schema=SAMPLES)
     at = SAMPLES.get_field_index(column)
     foreign = table.set_column(at, column, table.column(column).cast(kind))
@@ -108,7 +108,7 @@ def test_a_null_where_it_must_be_known_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", list(SCHEMAS))
-def test_a_shard_without_rows_is_a_shard(name: str) -> None:
+def test_s17_a_shard_without_rows_is_a_shard(name: str) -> None:
     schema = SCHEMAS[name]
     back = decode_shard(encode_shard(schema.empty_table(), schema=schema), schema=schema)
     assert back.num_rows == 0
