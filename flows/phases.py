@@ -100,6 +100,4 @@ def _check_wishes(wishes: Wishes, record: RunRecord, *, step: int, plan: Plan | 
             "before it. Correct what fails there with --redo --set, or launch another run."
         )
     if wishes.reason and not (wishes.redo or wishes.skip_step):
-        raise ValueError(
-            "--reason says why a step is redone or skipped: add --redo or --skip-step."
-        )
+        raise ValueError("--reason is for a step redone or skipped: add --redo or --skip-step.")

@@ -16,14 +16,14 @@ from flows.phases import Wishes, phases
 from flows.prefect_server import controller_settings, prefect_server, run_url
 from flows.progress import watching
 from flows.session import Session
-from flows.show import RunSummary, summarise
+from flows.show import RunSummary, known_evals, summarise
 from flows.signing import find_signer, signing_note
 from flows.step import step
 from flows.stores import resolve_store
 from infra.home import home
 from storage.errors import LeaseHeld
 from storage.leases import Lease
-from storage.ledger import first_step, head, lineage, read_evals, read_run
+from storage.ledger import first_step, head, read_run
 from storage.object_store import ObjectStore
 from storage.opening import open_store
 from storage.store_config import StoreConfig
@@ -154,12 +154,7 @@ def fork_and_train(
 
 def _evaluation_missing(store: ObjectStore, run: str, config: RunConfig, version: int) -> bool:
     """Whether a suite was not measured on that version, here or in a run that it came from."""
-    found = {
-        (evaluated.policy_version, evaluated.suite)
-        for record in lineage(store, run)
-        for evaluated in read_evals(store, record.run)
-        if record.run == run or evaluated.policy_version <= version
-    }
+    found = {(record.policy_version, record.suite) for record in known_evals(store, run)}
     return any((version, suite) not in found for suite in config.evaluate.suites)
 
 

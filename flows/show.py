@@ -3,7 +3,7 @@
 from typing import Literal
 
 from storage.leases import look
-from storage.ledger import commits, read_evals, read_run
+from storage.ledger import commits, lineage, read_evals, read_run
 from storage.object_store import ObjectStore
 from storage.records import EvalRecord, Record, RunRecord, StepCommit
 from storage.store_config import StoreConfig
@@ -38,12 +38,17 @@ class EvalSummary(Record):
 
 
 class RunSummary(Record):
-    """A run as of its newest commit. `step` of an evaluation is its policy version."""
+    """A run as of its newest commit. `step` of an evaluation is its policy version.
+
+    A fork's first step is the one that it left its parent at (`parent`, `RUN@STEP`); evaluations
+    of its ancestors' policies that it rests on are among its own.
+    """
 
     run: str
     store: str
     endpoint: str | None
     recipe: str
+    parent: str | None = None
     head_step: int | None
     head_digest: str | None
     policy_version: int | None
@@ -75,15 +80,29 @@ def summarise(
         store=store_config.uri,
         endpoint=store_config.endpoint,
         recipe=str(record.config.get("recipe")),
+        parent=f"{record.parent.run}@{record.parent.step}" if record.parent else None,
         head_step=head.step if head else None,
         head_digest=head_digest,
         policy_version=head.policy_version if head else None,
         policy_digest=head.policy_digest if head else None,
         steps=[_step(commit, digest) for commit, digest in chain],
-        evals=[_evaluation(found) for found in read_evals(store, run)],
+        evals=[_evaluation(found) for found in known_evals(store, run)],
         ui_url=ui_url,
         state=_state(store, record, head),
     )
+
+
+def known_evals(store: ObjectStore, run: str) -> list[EvalRecord]:
+    """Returns the evaluations of every policy that led to a run, by version, its parents' too."""
+    found: list[EvalRecord] = []
+    limit: int | None = None
+    for record in lineage(store, run):
+        mine = read_evals(store, record.run)
+        found += [one for one in mine if limit is None or one.policy_version <= limit]
+        if record.parent is not None:
+            limit = record.parent.step
+    unique = {(one.policy_version, one.suite): one for one in reversed(found)}
+    return [unique[key] for key in sorted(unique)]
 
 
 def _state(

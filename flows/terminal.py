@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.progress import number
-from flows.show import EvalSummary, RunSummary
+from flows.show import EvalSummary, RunSummary, StepSummary
 
 SHOWN_STEPS = 8
 NARROW = 60
@@ -20,7 +20,7 @@ NARROW = 60
 def print_summary(summary: RunSummary) -> None:
     """Prints a run: curve, first and last steps, held-out accuracy before and after."""
     console = Console()
-    trained = [found for found in summary.steps if found.kind != "genesis"]
+    trained = _trained(summary)
     rewards = [
         (found.step, found.reward_mean) for found in trained if found.reward_mean is not None
     ]
@@ -116,15 +116,19 @@ def held_out_lines(evaluations: list[EvalSummary]) -> list[str]:
     return lines
 
 
+def _trained(summary: RunSummary) -> list[StepSummary]:
+    return [found for found in summary.steps if found.kind in ("train", "skipped")]
+
+
 def _steps_table(summary: RunSummary) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("step", "reward", "accuracy", "loss", "|grad|", "tokens", "cut off", "s"):
         table.add_column(column, justify="right")
-    trained = [found for found in summary.steps if found.kind != "genesis"]
+    trained = _trained(summary)
     shown = trained[-SHOWN_STEPS:]
     for found in shown:
         table.add_row(
-            str(found.step),
+            f"skipped {found.step}" if found.kind == "skipped" else str(found.step),
             number(found.reward_mean),
             number(found.accuracy),
             number(found.loss, 4),

@@ -9,13 +9,23 @@ import pytest
 from storage.backends.memory import MemoryStore
 from storage.errors import CommitConflict, Corrupt, NotFound
 from storage.layout import StepScope, attempt_key, commit_key
-from storage.ledger import adopt_plan, create_run, head, put_record, read_record
+from storage.ledger import (
+    adopt_plan,
+    ancestors,
+    create_run,
+    head,
+    lineage,
+    put_record,
+    read_record,
+    read_run,
+)
 from storage.object_store import ObjectStore
 from storage.objects import put_object
 from storage.records import (
     Cursor,
     InputRef,
     ObjectRef,
+    ParentRef,
     Plan,
     PolicyRef,
     PromptInputs,
@@ -83,6 +93,7 @@ def plan(
     prompts: RecordRef | None = None,
     num_shards: int = 0,
     revision: int = 0,
+    skipped: bool = False,
 ) -> ObjectRef:
     sampling = SamplingPolicy(group_size=1, temperature=1.0, max_tokens=1, stop_token_ids=[1])
     shards = [
@@ -97,7 +108,7 @@ def plan(
         )
         for index in range(num_shards)
     ]
-    kind = "train" if step else "genesis"
+    kind = "skipped" if skipped else "train" if step else "genesis"
     return adopt_plan(
         store,
         Plan(
@@ -274,9 +285,7 @@ def test_a_missing_or_cut_object_is_named_and_nothing_committed(store: ObjectSto
 
 
 @pytest.mark.parametrize("stage", ["rollout-0001", "train", "prompts"])
-def test_a_lost_output_of_an_uncommitted_step_offers_to_do_it_again(
-    store: ObjectStore, stage: str
-):
+def test_a_lost_output_of_an_uncommitted_step_offers_to_do_it_again(store: ObjectStore, stage: str):
     request, _ = first_step(store, genesis(store))
     ref = next(ref for ref in request.records if ref.stage == stage)
     (output,) = read_record(store, ref).outputs.values()
@@ -317,10 +326,110 @@ def test_a_step_built_on_another_history_is_a_conflict(store: ObjectStore):
         run(request.model_copy(update={"previous": "another commit"}), store)
 
 
+def skipped_step(store: ObjectStore, before: CheckpointResult) -> CheckpointRequest:
+    """Step 1 as it is committed after its first plan was superseded by one that skips it."""
+    request, _ = first_step(store, before)
+    prompts = request.records[0]
+    superseding = plan(store, 1, before.digest, prompts=prompts, revision=1, skipped=True)
+    return request.model_copy(
+        update={"kind": "skipped", "records": [prompts], "plan": superseding, "metrics": {}}
+    )
+
+
 def test_a_skipped_step_keeps_the_policy_and_consumes_the_groups(store: ObjectStore):
     before = genesis(store)
-    request, _ = first_step(store, before)
-    skipped = request.model_copy(update={"kind": "skipped", "records": request.records[:1]})
-    commit = run(skipped, store).commit
-    assert (commit.policy_version, commit.state_id) == (0, before.commit.state_id)
+    commit = run(skipped_step(store, before), store).commit
+    assert (commit.policy_digest, commit.state_id) == ("policy 0", before.commit.state_id)
+    assert commit.policy_version == commit.policy.version == 1
     assert commit.cursor.drawn == 2
+
+
+def test_only_a_plan_that_skips_lets_a_step_be_skipped(store: ObjectStore):
+    request, _ = first_step(store, genesis(store))
+    skipped = request.model_copy(update={"kind": "skipped"})
+    with pytest.raises(Corrupt, match="stages of the step"):
+        run(skipped, store)
+    only = skipped.model_copy(
+        update={
+            "records": request.records[:1],
+            "plan": plan(store, 1, request.previous, prompts=request.records[0], revision=1),
+        }
+    )
+    with pytest.raises(Corrupt, match=r"kind of the plan is train\. Expected skipped"):
+        run(only, store)
+
+
+def test_a_step_may_name_the_snapshot_of_the_state_before_it(store: ObjectStore):
+    before = genesis(store)
+    request, _ = first_step(store, before)
+    for state_id in ("another state", before.commit.state_id):
+        saved = record(store, 0, "snapshot", {"kind": "snapshot", "state_id": state_id}, {})
+        named = request.model_copy(update={"records": [*request.records, saved]})
+        if state_id == "another state":
+            with pytest.raises(Corrupt, match="state_id of snapshot is another state"):
+                run(named, store)
+        else:
+            assert saved in run(named, store).commit.records
+
+
+def fork_request(
+    store: ObjectStore, parent: CheckpointResult, *, sha256: str | None = None
+) -> CheckpointRequest:
+    """The first commit of a fork at the step of `parent`."""
+    named = ParentRef(run=RUN, step=parent.commit.step, sha256=sha256 or parent.digest)
+    record, _ = read_run(store, RUN)
+    digest = create_run(store, record.model_copy(update={"run": "fork", "parent": named}))
+    scope = StepScope(run="fork", step=named.step)
+    made = Plan(
+        run="fork",
+        step=named.step,
+        kind="fork",
+        previous=digest,
+        prompts=None,
+        shards=[],
+        cursor=parent.commit.cursor,
+        configs={},
+    )
+    return CheckpointRequest(
+        scope=scope,
+        kind="fork",
+        plan=adopt_plan(store, made)[1],
+        records=[],
+        cursor=made.cursor,
+        previous=digest,
+        metrics={},
+        parent=named,
+    )
+
+
+def test_a_fork_begins_with_its_parents_policy_state_and_cursor(store: ObjectStore):
+    request, _ = first_step(store, genesis(store))
+    parent = run(request, store)
+    result = run(fork_request(store, parent), store)
+    commit = result.commit
+    assert commit.policy == parent.commit.policy
+    assert commit.state_id == parent.commit.state_id
+    assert commit.cursor == parent.commit.cursor
+    assert commit.parent == ParentRef(run=RUN, step=1, sha256=parent.digest)
+    assert head(store, "fork") == (commit, result.digest)
+    history = [(found.run, found.step) for found, _ in ancestors(store, "fork", 1)]
+    assert history == [("fork", 1), (RUN, 1), (RUN, 0)]
+    assert [record.run for record in lineage(store, "fork")] == ["fork", RUN]
+
+
+def test_a_fork_of_another_commit_than_it_names_is_refused(store: ObjectStore):
+    request, _ = first_step(store, genesis(store))
+    parent = run(request, store)
+    with pytest.raises(Corrupt, match="parent's commit of the fork is"):
+        run(fork_request(store, parent, sha256="f" * 64), store)
+    assert head(store, "fork") is None
+
+
+def test_history_through_a_changed_parent_is_corrupt(store: ObjectStore):
+    request, _ = first_step(store, genesis(store))
+    parent = run(request, store)
+    run(fork_request(store, parent), store)
+    key = commit_key(RUN, 1)
+    store.put(key, store.get(key).replace(b'"reward_mean":0.5', b'"reward_mean":0.6'))
+    with pytest.raises(Corrupt, match=re.escape(key)):
+        list(ancestors(store, "fork", 1))
