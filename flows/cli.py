@@ -203,17 +203,97 @@ def show(
     store: Store = None,
     endpoint: Endpoint = None,
 ) -> None:
-    """Print a run's steps, rewards and held-out accuracy."""
+    """Print a run's steps, rewards and held-out accuracy, and its forks."""
+    from flows.family import family_tree, read_parents
     from flows.show import summarise
     from flows.stores import resolve_store
     from storage.opening import open_store
 
     config = resolve_store(store, endpoint)
-    summary = summarise(open_store(config, writing=False), run, store_config=config)
+    opened = open_store(config, writing=False)
+    summary = summarise(opened, run, store_config=config)
     if as_json:
         sys.stdout.write(json.dumps(summary.model_dump(mode="json"), indent=2) + "\n")
+        return
+    print_summary(summary)
+    tree = family_tree(read_parents(opened), run)
+    if tree is not None:
+        Console().print(tree)
+
+
+@app.command()
+def sql(
+    question: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[QUERY]",
+            help='Like "select step, avg(reward) from samples group by step". '
+            "Without one: the views and their columns.",
+            show_default=False,
+        ),
+    ] = None,
+    run: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this run; repeatable. Default: all of the store."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="All rows, for machines.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="All rows, for spreadsheets.")] = False,
+    store: Store = None,
+    endpoint: Endpoint = None,
+) -> None:
+    """Ask committed steps in SQL: samples, rewards, steps, policies.
+
+    flows/QUERIES.md has the questions that people ask. Nothing is written, and digests of shards
+    are not checked: `rollbook verify` does that.
+    """
+    from flows.answer_page import print_answer, print_views, write_csv, write_json
+    from flows.query import answer, open_tables, view_columns
+    from flows.views import MEANINGS
+
+    if question is None:
+        print_views(view_columns(), MEANINGS)
+        return
+    if as_json and as_csv:
+        raise ValueError("--json and --csv were given. Expected one of them.")
+    reader = answer(open_tables(store=store, endpoint=endpoint, run=run), question)
+    if as_json:
+        write_json(reader, sys.stdout)
+    elif as_csv:
+        write_csv(reader, sys.stdout)
     else:
-        print_summary(summary)
+        print_answer(reader)
+
+
+@app.command()
+def samples(  # noqa: PLR0913 - every option is a parameter
+    target: Annotated[str, typer.Argument(metavar="RUN[@STEP]", show_default=False)],
+    group: Annotated[
+        str | None,
+        typer.Option(help="One group in full: its id, its number, or its prompt's id."),
+    ] = None,
+    worst: Annotated[int, typer.Option(help="So many samples of least reward.", min=0)] = 0,
+    best: Annotated[int, typer.Option(help="So many samples of most reward.", min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    store: Store = None,
+    endpoint: Endpoint = None,
+) -> None:
+    """Read a step's samples: prompts, completions, rewards with reasons, advantages."""
+    from flows.samples import choose_rows, open_samples, show_rows
+    from flows.samples_page import PROMPT_LINES, print_groups, print_samples
+    from flows.stores import resolve_store
+    from infra.home import home
+    from storage.opening import open_store
+
+    opened = open_store(resolve_store(store, endpoint), writing=False)
+    found = open_samples(opened, target, cache=home() / "cache")
+    shown = show_rows(found, choose_rows(found, group=group, worst=worst, best=best))
+    if as_json:
+        sys.stdout.write(json.dumps(shown.model_dump(mode="json"), indent=2) + "\n")
+    elif group is None and not (worst or best):
+        print_groups(shown, Console(highlight=False))
+    else:
+        prompt_lines = PROMPT_LINES if group is None else None
+        print_samples(shown, Console(highlight=False), prompt_lines=prompt_lines)
 
 
 @app.command()
