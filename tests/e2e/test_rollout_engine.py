@@ -59,7 +59,7 @@ def test_weights_one_update_away_are_refused_by_the_probe_alone(engine: Child) -
         engine.load("v1", claimed="v2")
 
 
-def test_a_stale_tied_head_is_refused(engine: Child) -> None:
+def test_s20_a_stale_tied_head_is_refused(engine: Child) -> None:
     engine("sabotage", what="tied head")
     with pytest.raises(EngineSaid, match=r"does not hold policy \d .* differ from the learner's"):
         engine.load("other")
@@ -77,13 +77,13 @@ def test_the_head_is_repacked_and_the_cache_emptied_after_each_reload(engine: Ch
     assert max(proof["max_abs_diff"] for proof in proofs) < 5e-5
 
 
-def test_a_reload_that_changed_nothing_is_refused(engine: Child) -> None:
+def test_s29_a_reload_that_changed_nothing_is_refused(engine: Child) -> None:
     engine("sabotage", what="swap")
     with pytest.raises(EngineSaid, match="does not hold policy 2"):
         engine.load("v2")
 
 
-def test_an_engine_whose_reload_failed_does_not_sample_and_recovers(engine: Child) -> None:
+def test_s29_an_engine_whose_reload_failed_does_not_sample_and_recovers(engine: Child) -> None:
     with pytest.raises(EngineSaid):
         engine.load("other", claimed="v2")
     with pytest.raises(EngineSaid, match="Permanent: The rollout engine holds no proven policy"):

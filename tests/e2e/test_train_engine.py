@@ -224,7 +224,7 @@ def test_several_updates_fix_old_logprobs_at_the_start(lab, engines, model, layo
 
 
 @EVERY
-def test_published_policy_loads_in_transformers_and_says_what_the_learner_says(
+def test_s20_published_policy_loads_in_transformers_and_says_what_the_learner_says(
     lab, engines, model, tmp_path, layout
 ):
     engines(layout)
@@ -266,6 +266,20 @@ def test_state_moves_to_other_ranks_and_zero_stage_to_the_bit(lab, engines, mode
     assert lab("engine", "two-z3", "state_digest") == before
     assert update(lab, "two-z3", 1).metrics["grad_norm"] > 0
     engines.again("two-z3")
+
+
+def test_s19_state_of_two_ranks_is_the_same_under_one_and_under_four(lab, engines, model):
+    engines("two")
+    lab("engine", "two", "initialise", model)
+    update(lab, "two", 1)
+    lab("engine", "two", "adopt", "some state")
+    masters_and_moments = lab("engine", "two", "state_digest")
+    for ranks in (1, 4):
+        lab("engine", "two", "configure", config_of("two", ranks=ranks))
+        assert len(lab("engine", "two", "pids")) == ranks
+        assert lab("engine", "two", "state_digest") == masters_and_moments
+    assert update(lab, "two", 1).metrics["grad_norm"] > 0
+    engines.again("two")
 
 
 def test_snapshot_of_another_model_is_refused(lab, engines, model, tmp_path):

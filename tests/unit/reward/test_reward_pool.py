@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -40,6 +41,18 @@ def test_waiting_for_ever_runs_into_the_wall_backstop(
     assert time.monotonic() - begin < 5.0
     assert scores[0][0] == Score(None, "grader_timeout", "took more than 2 s of wall time")
     assert scores[1][0].value == 1.0
+
+
+def test_s33_a_limit_holds_for_a_call_from_a_worker_thread(
+    pool: RewardPool, misbehaving: Configure
+) -> None:
+    pool.grade(items("warm", "warm"), config=misbehaving())
+    with ThreadPoolExecutor(1) as threads:
+        blocking = threads.submit(
+            pool.grade, items("sleep", "a"), config=misbehaving(wall_limit_s=2.0)
+        )
+        scores = blocking.result(timeout=5.0)
+    assert [score.status for (score,) in scores] == ["grader_timeout", "graded"]
 
 
 def test_memory_bomb_costs_only_its_sample(pool: RewardPool, misbehaving: Configure) -> None:
