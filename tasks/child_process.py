@@ -40,6 +40,8 @@ class ChildSpec:
     """Interpreter of the engine's environment."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     """Set over this process's environment."""
+    writing: bool = True
+    """False opens the store for reading."""
 
     @property
     def log_path(self) -> Path:
@@ -148,6 +150,7 @@ def _service_spec(spec: ChildSpec, directory: Path) -> ServiceSpec:
         config=spec.config,
         model=spec.model,
         store=spec.store,
+        writing=spec.writing,
         home=str(spec.home),
         token_file=str(directory / "token"),
         port_file=str(directory / "port"),

@@ -20,6 +20,8 @@ class ServiceSpec(Record):
     config: dict[str, Any]
     model: InputRef
     store: StoreConfig
+    writing: bool = True
+    """False opens the store for reading: for stages that replay and write nothing."""
     home: str
     token_file: str
     """Holds the bearer token; mode 600."""
