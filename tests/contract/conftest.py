@@ -66,7 +66,10 @@ def store_config(
 
 @pytest.fixture
 def store(store_config: StoreConfig) -> ObjectStore:
-    return open_store(store_config, writing=True)
+    """An empty store. What opening one for writing checks has its own tests, and costs requests."""
+    if store_config.scheme == "file":
+        create_bucket(store_config)
+    return open_store(store_config, writing=False)
 
 
 @pytest.fixture(params=S3_STORES)

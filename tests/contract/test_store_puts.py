@@ -19,7 +19,7 @@ from storage.opening import open_store
 from storage.store_config import StoreConfig
 
 NUM_WRITERS = 8
-NUM_ROUNDS = 5
+NUM_ROUNDS = 3
 
 
 def test_an_object_comes_back_as_it_was_put(store: ObjectStore) -> None:
