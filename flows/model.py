@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import tempfile
@@ -105,6 +106,8 @@ def _origins(config: RunConfig, *arguments: str, watcher: Watcher) -> str:
             stdout=subprocess.PIPE,
             stderr=errors,
             start_new_session=True,
+            # torch makes this directory when it is imported; by default among temporary files.
+            env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(home() / "cache" / "inductor")},
         )
         try:
             last = _last_line(process, watcher)
