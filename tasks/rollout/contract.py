@@ -1,6 +1,6 @@
 """What the rollout stage takes and gives: one shard of prompt groups in, samples out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
@@ -11,10 +11,12 @@ from storage.layout import Scope
 from storage.records import (
     InputRef,
     Int64,
+    Metrics,
     ObjectRef,
     PolicyRef,
     Probe,
     Record,
+    RecordRef,
     SamplingPolicy,
     StageRecord,
     WeightProof,
@@ -76,6 +78,20 @@ class RolloutConfig(BaseModel):
         )
 
 
+def requested_config(body: Mapping[str, Any]) -> RolloutConfig:
+    """Returns the config behind a record's request: what an engine that replays it starts with.
+
+    Args:
+        body: the record's `request`.
+
+    Raises:
+        pydantic.ValidationError: this version of the code has no such config.
+    """
+    limits = body["config"]
+    max_tokens = min(body["sampling"]["max_tokens"], limits["max_model_len"] - 1)
+    return RolloutConfig.model_validate({**limits, "max_tokens": max_tokens})
+
+
 class RolloutRequest(Record):
     """Samples rows [start, stop) of `prompts` from `policy`."""
 
@@ -134,6 +150,79 @@ class RolloutResult(Record):
     reused: bool
 
 
+class ReplayRequest(Record):
+    """Compares a committed samples shard with what its policy says now; writes nothing.
+
+    What is not here stands in the record's request; `prompts`, `policy` and `model` must be what
+    that request names by digest.
+    """
+
+    scope: Scope
+    record: RecordRef
+    prompts: ObjectRef
+    policy: PolicyRef
+    model: InputRef
+    how: Literal["regenerated", "forced"] = "regenerated"
+    """`regenerated`: sampled again from the same seeds, and teacher-forced only where that gives
+    other tokens. `forced`: the stored completions are only scored, in one forward pass each."""
+
+
+class Difference(Record):
+    """One place where a stored sample differs from what was found for it.
+
+    `position` is the index within a list; None where the column holds one value.
+    """
+
+    sample_id: str
+    column: str
+    position: int | None
+    expected: str
+    found: str
+
+
+class Comparison(Record):
+    """How stored samples compare with what was found for them.
+
+    The figures are of the logprobs of sampled tokens, in the samples that are equal otherwise;
+    null where there are none. `where` is the first other difference, else that of the largest
+    figure, None if there is none.
+    """
+
+    num_samples: int
+    num_tokens: int
+    num_differing: int
+    """Samples that differ in anything but a logprob's value."""
+    max_abs_diff: float | None
+    mean_abs_diff: float | None
+    where: Difference | None
+
+
+ReplayOutcome = Literal[
+    "to the bit", "within tolerance", "not comparable", "differs", "not checked"
+]
+
+
+class ReplayResult(Record):
+    """How a committed samples shard compares with what its policy says now.
+
+    `to the bit`: regenerated to equal rows. `within tolerance`: to equal tokens with logprobs
+    within `tolerance`, or teacher-forced to such logprobs where bits are not promised.
+    `not comparable`: neither, under another environment (`environment_changes` says in what).
+    `not checked`: the policy's files are gone, or the stored logprobs cannot be scored.
+    """
+
+    stage: str
+    outcome: ReplayOutcome
+    detail: str
+    """In words: figures, or where it differs, or why it was not checked."""
+    regenerated: Comparison | None
+    forced: Comparison | None
+    tolerance: float
+    """Most |logprob difference|: of the maximum in float32, of the mean in bfloat16."""
+    environment_changes: list[str]
+    timings_s: Metrics
+
+
 @dataclass(frozen=True)
 class PromptGroup:
     """One prompt to sample `group_size` completions for; child i samples with seed `seed` + i."""
@@ -168,6 +257,14 @@ class FinishedGroup:
 
     group: PromptGroup
     completions: list[Completion]
+
+
+@dataclass(frozen=True)
+class GivenCompletion:
+    """A completion to be scored as it is: nothing is sampled."""
+
+    prompt_token_ids: list[int]
+    token_ids: list[int]
 
 
 class RolloutEngine(Protocol):
@@ -206,6 +303,19 @@ class RolloutEngine(Protocol):
         self, groups: Sequence[PromptGroup], *, sampling: SamplingPolicy
     ) -> Iterator[FinishedGroup]:
         """Yields every group once, as it finishes.
+
+        Raises:
+            Permanent: no proven policy is held.
+        """
+        ...
+
+    def score(
+        self, completions: Sequence[GivenCompletion], *, temperature: float
+    ) -> list[list[float]]:
+        """Returns each completion's float32 logprobs, one per token, teacher-forced.
+
+        With the temperature (0 counts as 1), without top_k and top_p. What cannot have been
+        sampled (ids outside the vocabulary, more tokens than the context holds) is -inf.
 
         Raises:
             Permanent: no proven policy is held.

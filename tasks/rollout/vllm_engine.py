@@ -9,8 +9,10 @@ up and then imports this file. The GPU path is not yet run on a GPU.
 import gc
 import json
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from tasks.errors import Permanent
 from tasks.rollout.contract import (
     Completion,
     FinishedGroup,
+    GivenCompletion,
     PromptGroup,
     RolloutConfig,
     max_new_tokens,
@@ -196,19 +199,34 @@ class VllmEngine:
             Permanent: no proven policy is held.
             ValueError: a prompt leaves no room for an answer, or the temperature is not usable.
         """
-        if self._proof is None:
-            raise Permanent(
-                "The rollout engine holds no proven policy and will not sample. Load one first."
-            )
         prompts = [TokensPrompt(prompt_token_ids=group.prompt_token_ids) for group in groups]
         params = [sampling_params(group, sampling, config=self._config) for group in groups]
-        held, self._proof = self._proof, None
-        # A prefix that an earlier call computed in another batch has other last bits.
-        self._forget_prefixes()
-        outputs = self._engine().generate(prompts, params, use_tqdm=False) if prompts else []
-        # Not reached after an error: vLLM may then still hold requests, so the engine is no good.
-        self._proof = held
+        outputs = self._generate(prompts, params)
         return iter([_finished(*pair) for pair in zip(groups, outputs, strict=True)])
+
+    def score(
+        self, completions: Sequence[GivenCompletion], *, temperature: float
+    ) -> list[list[float]]:
+        """Returns each completion's logprobs, teacher-forced: one forward pass, nothing sampled.
+
+        Raises:
+            Permanent: no proven policy is held.
+        """
+        possible = [one for one in completions if self._is_possible(one)]
+        prompts = [
+            TokensPrompt(prompt_token_ids=[*one.prompt_token_ids, *one.token_ids[:-1]])
+            for one in possible
+        ]
+        # The last token is scored as one that might come next: as a prompt's last one, it would
+        # find no room behind it in a full context.
+        params = [_scoring(logprob_token_ids=one.token_ids[-1:]) for one in possible]
+        with divided_logits(self._engine(), temperature or 1.0):
+            outputs = self._generate(prompts, params)
+        scored = iter([_scores(*pair) for pair in zip(possible, outputs, strict=True)])
+        return [
+            next(scored) if self._is_possible(one) else [-math.inf] * len(one.token_ids)
+            for one in completions
+        ]
 
     def close(self) -> None:
         """Ends vLLM and frees its memory; the engine is of no use afterwards."""
@@ -217,6 +235,30 @@ class VllmEngine:
             self._llm.llm_engine.engine_core.shutdown()
             self._llm = None
             gc.collect()
+
+    def _generate(
+        self, prompts: list[TokensPrompt], params: list[SamplingParams]
+    ) -> list[RequestOutput]:
+        """Runs one call of vLLM that no earlier one can have left a trace in."""
+        if self._proof is None:
+            raise Permanent(
+                "The rollout engine holds no proven policy and will not sample. Load one first."
+            )
+        held, self._proof = self._proof, None
+        # A prefix that an earlier call computed in another batch has other last bits.
+        self._forget_prefixes()
+        outputs = self._engine().generate(prompts, params, use_tqdm=False) if prompts else []
+        # Not reached after an error: vLLM may then still hold requests, so the engine is no good.
+        self._proof = held
+        return outputs
+
+    def _is_possible(self, completion: GivenCompletion) -> bool:
+        ids = [*completion.prompt_token_ids, *completion.token_ids]
+        vocabulary = self._engine().llm_engine.model_config.get_vocab_size()
+        if not (completion.prompt_token_ids and completion.token_ids):
+            return False
+        fits = len(ids) <= self._config.max_model_len
+        return fits and min(ids) >= 0 and max(ids) < vocabulary
 
     def _engine(self) -> LLM:
         if self._llm is None:
@@ -259,15 +301,33 @@ class VllmEngine:
             ignore_eos=True,
             detokenize=False,
         )
-        score = SamplingParams(
-            temperature=0.0, max_tokens=1, prompt_logprobs=0, ignore_eos=True, detokenize=False
-        )
         decoded = self._engine().generate(prompts, decode, use_tqdm=False)
-        scored = self._engine().generate(prompts, score, use_tqdm=False)
+        scored = self._engine().generate(prompts, _scoring(), use_tqdm=False)
         return ProbeReading(
             logprobs_R_T=[_prompt_logprobs(output) for output in scored],
             next_R=[_next_token(*pair) for pair in zip(decoded, probe.next_token_ids, strict=True)],
         )
+
+
+@contextmanager
+def divided_logits(llm: LLM, temperature: float) -> Iterator[None]:
+    """Divides all logits within the block, as the sampler does.
+
+    vLLM 0.32 scores prompts at temperature 1, whatever `logprobs_mode` says.
+    """
+
+    def divide(model: Any) -> None:
+        plain = model.compute_logits
+        model.compute_logits = lambda *states: plain(*states).float() / temperature
+
+    def restore(model: Any) -> None:
+        del model.compute_logits
+
+    llm.apply_model(divide)
+    try:
+        yield
+    finally:
+        llm.apply_model(restore)
 
 
 def stored_tensors(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
@@ -370,6 +430,26 @@ def _prompt_logprobs(output: RequestOutput) -> list[float]:
     assert output.prompt_token_ids is not None
     pairs = zip(output.prompt_logprobs[1:], output.prompt_token_ids[1:], strict=True)
     return [at[token].logprob for at, token in pairs if at is not None]
+
+
+def _scoring(logprob_token_ids: list[int] | None = None) -> SamplingParams:
+    """Returns vLLM's words for scoring a prompt, and perhaps one token that might come next."""
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=1,
+        prompt_logprobs=0,
+        logprob_token_ids=logprob_token_ids,
+        ignore_eos=True,
+        detokenize=False,
+    )
+
+
+def _scores(completion: GivenCompletion, output: RequestOutput) -> list[float]:
+    start = len(completion.prompt_token_ids) - 1
+    next_logprobs = output.outputs[0].logprobs
+    assert next_logprobs is not None
+    last = next_logprobs[0][completion.token_ids[-1]].logprob
+    return [*_prompt_logprobs(output)[start:], last]
 
 
 def _next_token(output: RequestOutput, learner_token_id: int) -> NextToken:

@@ -17,7 +17,7 @@ from storage.opening import open_store
 from storage.records import PolicyRef, Probe, SamplingPolicy
 from storage.store_config import StoreConfig
 from tasks.rollout import engine as engine_module
-from tasks.rollout.contract import PromptGroup, RolloutRequest
+from tasks.rollout.contract import PromptGroup, ReplayRequest, RolloutRequest
 from tasks.workspace import Workspace, open_workspace
 
 
@@ -73,6 +73,15 @@ class Calls:
         result = stage.run(
             RolloutRequest.model_validate(request),
             DyingStore(opened) if dies else opened,
+            self._engine,
+            workspace=self._workspace,
+        )
+        return result.model_dump(mode="json")
+
+    def replay(self, request: dict, store: str) -> dict:
+        result = stage.run(
+            ReplayRequest.model_validate(request),
+            open_store(StoreConfig(uri=store), writing=False),
             self._engine,
             workspace=self._workspace,
         )

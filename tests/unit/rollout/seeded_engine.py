@@ -1,5 +1,6 @@
 """A rollout engine without a model, for tests of the stage: its tokens follow from the seeds."""
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,10 +10,13 @@ from tasks.errors import Permanent
 from tasks.rollout.contract import (
     Completion,
     FinishedGroup,
+    GivenCompletion,
     PromptGroup,
     RolloutConfig,
     max_new_tokens,
 )
+
+VOCABULARY = 8
 
 
 class SeededEngine:
@@ -22,6 +26,7 @@ class SeededEngine:
         self.config = config
         self.proof: WeightProof | None = None
         self.loads: list[int] = []
+        self.scored = 0
         self._arrival = arrival
 
     @property
@@ -52,6 +57,14 @@ class SeededEngine:
             raise Permanent("no policy")
         return iter([self._finish(group, sampling) for group in groups[:: self._arrival]])
 
+    def score(
+        self, completions: Sequence[GivenCompletion], *, temperature: float
+    ) -> list[list[float]]:
+        if self.proof is None:
+            raise Permanent("no policy")
+        self.scored += len(completions)
+        return [[_logprob(token) for token in one.token_ids] for one in completions]
+
     def _finish(self, group: PromptGroup, sampling: SamplingPolicy) -> FinishedGroup:
         room = max_new_tokens(group, sampling, config=self.config)
         return FinishedGroup(
@@ -64,11 +77,15 @@ def _draw(seed: int, room: int, sampling: SamplingPolicy) -> Completion:
     rng = random.Random(seed)
     tokens: list[int] = []
     while len(tokens) < room and tokens[-1:] != sampling.stop_token_ids[:1]:
-        tokens.append(rng.randrange(8))
+        tokens.append(rng.randrange(VOCABULARY))
     stopped = tokens[-1:] == sampling.stop_token_ids[:1]
     return Completion(
         token_ids=tokens,
-        logprobs=[-0.5 * token for token in tokens],
+        logprobs=[_logprob(token) for token in tokens],
         finish_reason="stop" if stopped else "length",
         stop_token_id=tokens[-1] if stopped else None,
     )
+
+
+def _logprob(token: int) -> float:
+    return -0.5 * token if token < VOCABULARY else -math.inf
