@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from pydantic import ValidationError
@@ -273,12 +273,14 @@ def samples(  # noqa: PLR0913 - every option is a parameter
     ] = None,
     worst: Annotated[int, typer.Option(help="So many samples of least reward.", min=0)] = 0,
     best: Annotated[int, typer.Option(help="So many samples of most reward.", min=0)] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="For machines; without another option, all groups.")
+    ] = False,
     store: Store = None,
     endpoint: Endpoint = None,
 ) -> None:
     """Read a step's samples: prompts, completions, rewards with reasons, advantages."""
-    from flows.samples import choose_rows, open_samples, show_rows
+    from flows.samples import FEW_GROUPS, choose_rows, open_samples, show_rows
     from flows.samples_page import PROMPT_LINES, print_groups, print_samples
     from flows.stores import resolve_store
     from infra.home import home
@@ -286,7 +288,9 @@ def samples(  # noqa: PLR0913 - every option is a parameter
 
     opened = open_store(resolve_store(store, endpoint), writing=False)
     found = open_samples(opened, target, cache=home() / "cache")
-    shown = show_rows(found, choose_rows(found, group=group, worst=worst, best=best))
+    few = None if as_json else FEW_GROUPS
+    rows = choose_rows(found, group=group, worst=worst, best=best, max_groups=few)
+    shown = show_rows(found, rows)
     if as_json:
         sys.stdout.write(json.dumps(shown.model_dump(mode="json"), indent=2) + "\n")
     elif group is None and not (worst or best):
@@ -358,6 +362,58 @@ def gc(
         sys.stdout.write(json.dumps(report.model_dump(mode="json"), indent=2) + "\n")
     else:
         print_gc(report, store_options=store_options(config.uri, config.endpoint))
+
+
+@app.command()
+def verify(  # noqa: PLR0913 - every option is a parameter
+    run: Run,
+    level: Annotated[
+        Literal["chain", "facts", "replay"],
+        typer.Option(help="chain: digests. facts: and rows. replay: and engines."),
+    ] = "chain",
+    steps: Annotated[
+        str | None, typer.Option(help="A..B, A.., ..B or one step. Default: all.")
+    ] = None,
+    sample: Annotated[
+        float, typer.Option(help="Share of the steps whose facts are computed again.")
+    ] = 1.0,
+    seed: Annotated[
+        str, typer.Option(help="Draws that share; one of your own cannot be foreseen.")
+    ] = "",
+    head: Annotated[
+        str | None, typer.Option(help="Digest of a commit that you saw once: finds a cut tail.")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="Public key that must have signed every commit.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    store: Store = None,
+    endpoint: Endpoint = None,
+) -> None:
+    """Check committed steps from the store alone.
+
+    Reads only; works on a copy of the bucket in a directory. Exits 0 only if everything that was
+    checked holds.
+    """
+    from flows.stores import resolve_store
+    from flows.verification import VerifyOptions, parse_steps, verify_run
+    from flows.verify_page import print_report, showing_progress
+    from infra.home import home
+    from storage.errors import Corrupt
+    from storage.opening import open_store
+    from tasks.workspace import open_workspace
+
+    first, last = parse_steps(steps)
+    options = VerifyOptions(level, first, last, sample, seed, head, key)
+    opened = open_store(resolve_store(store, endpoint), writing=False)
+    with open_workspace(home()) as workspace, showing_progress(quiet=as_json) as progress:
+        report = verify_run(opened, run, options, workspace=workspace, progress=progress)
+    if as_json:
+        sys.stdout.write(json.dumps(report.model_dump(mode="json"), indent=2) + "\n")
+    else:
+        print_report(report, Console())
+    if report.cause is not None:
+        raise Corrupt(report.cause)
 
 
 keys = typer.Typer(help="Keys that vouch for commits.", no_args_is_help=True, rich_markup_mode=None)

@@ -1,0 +1,172 @@
+"""The facts of one shard, of a step or of an evaluation: what was sampled, and how it is graded."""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+from storage.audit_findings import Tally
+from storage.experience import read_shard
+from storage.layout import EvalScope, StepScope
+from storage.object_store import ObjectStore
+from storage.objects import read_object
+from storage.records import ObjectRef, PolicyRef, RunRecord, StageRecord
+from storage.schemas import REWARDS
+from tasks.reward.audit import OtherReward, audit_rewards, regrade, say_regraded
+from tasks.reward.contract import RewardConfig, RewardRequest
+from tasks.reward.pool import RewardPool
+from tasks.rollout.audit import audit_samples
+from tasks.rollout.contract import RolloutRequest, requested_config
+from tasks.workspace import Workspace
+
+MAX_EXAMPLES = 5
+"""Samples of one shard that a report names one by one."""
+
+
+@dataclass(frozen=True)
+class RewardDifferences:
+    """One shard whose samples are graded otherwise today."""
+
+    step: int
+    shard: str
+    num_samples: int
+    num_differing: int
+    examples: list[OtherReward]
+
+
+@dataclass
+class Facts:
+    """What came out over all steps that were looked at."""
+
+    tally: Tally = field(default_factory=Tally)
+    steps: list[int] = field(default_factory=list[int])
+    differences: list[RewardDifferences] = field(default_factory=list[RewardDifferences])
+    left_out: list[str] = field(default_factory=list[str])
+    unchecked: list[str] = field(default_factory=list[str])
+
+
+@dataclass(frozen=True)
+class Graders:
+    """Grading processes, one pool per set of scoring functions, warm until the audit ends."""
+
+    workspace: Workspace
+    stack: ExitStack
+    pools: dict[tuple[str, ...], RewardPool] = field(
+        default_factory=dict[tuple[str, ...], RewardPool]
+    )
+
+    def pool(self, config: RewardConfig) -> RewardPool:
+        """Returns the pool for `config`, started if it is the first to ask."""
+        kinds = tuple(sorted({part.kind for part in config.parts}))
+        if kinds not in self.pools:
+            made = RewardPool(kinds, workers=config.workers, log_dir=self.workspace.scratch)
+            self.pools[kinds] = self.stack.enter_context(made)
+        return self.pools[kinds]
+
+
+@contextmanager
+def open_graders(workspace: Workspace) -> Iterator[Graders]:
+    """Yields graders; their processes end with the block."""
+    with ExitStack() as stack:
+        yield Graders(workspace, stack)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One shard of a step or an evaluation: what it was sampled from."""
+
+    scope: StepScope | EvalScope
+    run: RunRecord
+    prompts: ObjectRef
+    policy: PolicyRef
+    number: str
+
+    def rollout_request(self, record: StageRecord) -> RolloutRequest:
+        """Returns the request that a rollout record answers."""
+        body = record.request
+        start, stop = body["rows"]
+        return RolloutRequest(
+            scope=self.scope,
+            shard=int(self.number),
+            prompts=self.prompts,
+            start=start,
+            stop=stop,
+            sampling=body["sampling"],
+            seed=body["seed"],
+            policy=self.policy,
+            model=self.run.model,
+            config=requested_config(body),
+            redo=body.get("redo", 0),
+        )
+
+    def reward_request(self, record: StageRecord, samples: ObjectRef) -> RewardRequest:
+        """Returns the request that a reward record answers."""
+        return RewardRequest(
+            scope=self.scope,
+            shard=int(self.number),
+            samples=samples,
+            prompts=self.prompts,
+            model=self.run.model,
+            config=RewardConfig.model_validate(record.request["config"]),
+            redo=record.request.get("redo", 0),
+        )
+
+
+def audit_shard(
+    store: ObjectStore,
+    shard: Shard,
+    records: dict[str, StageRecord],
+    graders: Graders,
+    facts: Facts,
+    tally: Tally,
+) -> None:
+    """Adds to `tally` and `facts` in what a shard is not what it was asked for, or graded as.
+
+    Args:
+        store: holds the shard.
+        shard: which one, and what it was sampled from.
+        records: of its step or evaluation, by stage.
+        graders: grade again.
+        facts: takes what is graded otherwise, and what was left out.
+        tally: is told.
+
+    Raises:
+        NotFound, Corrupt: something is gone, or is not what its reference names.
+        Permanent: samples and prompts do not belong together.
+        KeyError: a stage or a field of its request is missing.
+        ValueError: this version of the code has no such config.
+    """
+    sampled, graded = records[f"rollout-{shard.number}"], records[f"reward-{shard.number}"]
+    request = shard.rollout_request(sampled)
+    vocabulary = _vocabulary(store, shard.run)
+    samples = audit_samples(store, request, sampled, vocabulary=vocabulary, tally=tally)
+    rewards = graded.outputs["rewards"]
+    ids: list[str] = samples.column("sample_id").to_pylist()
+    stored = read_shard(store, rewards, schema=REWARDS)
+    audit_rewards(stored, ids, key=rewards.key, tally=tally)
+    asked = shard.reward_request(graded, sampled.outputs["samples"])
+    pool = graders.pool(asked.config)
+    found = regrade(asked, graded, store, pool, cache=graders.workspace.cache)
+    say_regraded(found, rewards, tally=tally)
+    number = shard.scope.step if isinstance(shard.scope, StepScope) else shard.scope.version
+    facts.left_out += [f"step {number}: {line}" for line in found.left_out]
+    if found.others:
+        facts.differences.append(
+            RewardDifferences(
+                step=number,
+                shard=rewards.key,
+                num_samples=found.num_samples,
+                num_differing=len(found.others),
+                examples=found.others[:MAX_EXAMPLES],
+            )
+        )
+
+
+def _vocabulary(store: ObjectStore, run: RunRecord) -> int | None:
+    """Returns how many token ids the model knows, as its config says, wherever it says it."""
+    ref = run.model.files.get("config.json")
+    if ref is None:
+        return None
+    config = json.loads(read_object(store, ref))
+    found = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    return int(found) if found else None
