@@ -235,6 +235,20 @@ def test_every_committed_step_is_replayed_to_the_bit_and_nothing_is_written(run,
     assert sorted((here.directory / "runs").rglob("*")) == before
 
 
+def test_a_policy_that_was_given_up_comes_back_by_replay(run, tmp_path):
+    here = run.copy(tmp_path / "copy")
+    (path,) = (here.directory / f"runs/{RUN}/steps/00000002").rglob("model*.safetensors")
+    kept = path.read_bytes()
+    path.unlink()
+    run.lab("forget_cached", [sha256_hex(kept)])
+    run.forget_state()
+    step = StepScope(run=RUN, step=2)
+    assert here.train(ReplayRequest(scope=step)).outcome == "to the bit"
+    assert not path.exists()
+    assert here.train(ReplayRequest(scope=step, publish=True)).outcome == "to the bit"
+    assert path.read_bytes() == kept
+
+
 @pytest.fixture(scope="module")
 def old_machine(run, tmp_path_factory) -> Iterator[Run]:
     """A trainer on a machine whose processor has fewer instructions."""
