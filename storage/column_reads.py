@@ -24,9 +24,12 @@ def read_columns(store: ObjectStore, ref: ObjectRef, *, columns: Sequence[str]) 
         NotFound: the object is gone.
         Corrupt: it is no Parquet file, or lacks a column.
     """
+    is_whole = ref.num_bytes <= WHOLE_BYTES
+    source = pa.BufferReader(store.get(ref.key)) if is_whole else _ranges(store, ref)
     try:
-        file = pq.ParquetFile(_opened(store, ref), pre_buffer=True)
-        table = file.read(columns=list(columns))
+        # Callers read several shards at once; pyarrow's threads within one would only wait.
+        file = pq.ParquetFile(source, pre_buffer=not is_whole)
+        table = file.read(columns=list(columns), use_threads=False)
     except pa.ArrowException as error:
         raise Corrupt(
             f"{ref.key} in {store.uri} cannot be read as Parquet: {error}. Restore it from a copy "
@@ -41,9 +44,7 @@ def read_columns(store: ObjectStore, ref: ObjectRef, *, columns: Sequence[str]) 
     return table.select(list(columns))
 
 
-def _opened(store: ObjectStore, ref: ObjectRef) -> pa.NativeFile:
-    if ref.num_bytes <= WHOLE_BYTES:
-        return pa.BufferReader(store.get(ref.key))
+def _ranges(store: ObjectStore, ref: ObjectRef) -> pa.NativeFile:
     return pa.PythonFile(_StoredFile(store, ref), mode="r")
 
 
