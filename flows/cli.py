@@ -416,6 +416,28 @@ def verify(  # noqa: PLR0913 - every option is a parameter
         raise Corrupt(report.cause)
 
 
+@app.command()
+def diff(
+    run_a: Annotated[str, typer.Argument(metavar="RUN_A", show_default=False)],
+    run_b: Annotated[str, typer.Argument(metavar="RUN_B", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    store: Store = None,
+    endpoint: Endpoint = None,
+) -> None:
+    """Find the first step where two runs part, and the stage, setting or library version."""
+    from flows.diff import diff_runs
+    from flows.diff_report import diff_lines
+    from flows.stores import resolve_store
+    from storage.opening import open_store
+
+    found = diff_runs(open_store(resolve_store(store, endpoint), writing=False), run_a, run_b)
+    if as_json:
+        sys.stdout.write(json.dumps(found.model_dump(mode="json"), indent=2) + "\n")
+        return
+    for line in diff_lines(found):
+        Console().print(line, highlight=False, markup=False, soft_wrap=True)
+
+
 keys = typer.Typer(help="Keys that vouch for commits.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(keys, name="keys")
 

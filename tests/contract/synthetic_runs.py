@@ -23,6 +23,7 @@ from storage.records import (
     StageRecord,
     StepCommit,
     request_digest,
+    sha256_hex,
 )
 from tests.contract.records import run_record
 
@@ -30,7 +31,11 @@ REBASE = Rebase(steps=[1], num_elements=1, max_abs_diff=0.0, share=0.0, was="a",
 
 
 class SyntheticRun:
-    """One run in a store, advanced step by step. `snapshots_every` 0 makes none after genesis."""
+    """One run in a store, advanced step by step. `snapshots_every` 0 makes none after genesis.
+
+    What a stage makes is a function of its step, its `settings` (by stage; part of its request) and
+    its `noise` (which no request names): equal runs have equal digests.
+    """
 
     def __init__(
         self,
@@ -40,9 +45,13 @@ class SyntheticRun:
         snapshots_every: int = 2,
         parent: "tuple[SyntheticRun, int] | None" = None,
         configs: dict[str, Any] | None = None,
+        noise: dict[str, str] | None = None,
     ) -> None:
         self.store, self.run, self.snapshots_every = store, run, snapshots_every
         self.configs = configs or {}
+        self.settings: dict[str, dict[str, Any]] = {}
+        self.noise = dict(noise or {})
+        self.environment = {"python": "3.11"}
         self.commits: dict[int, StepCommit] = {}
         self.digests: dict[int, str] = {}
         self._waiting: list[RecordRef] = []
@@ -109,14 +118,14 @@ class SyntheticRun:
         **fields: Any,
     ) -> RecordRef:
         attempt = uuid.uuid4().hex
-        body = body or {"seed": f"{step}{redo}", "kind": stage}
+        body = body or {"seed": f"{step}{redo}", "kind": stage, **self.settings.get(stage, {})}
         record = StageRecord(
             stage=stage,
             request=body,
             request_digest=request_digest(stage.partition("-")[0], body),
             outputs={name.partition(".")[0]: self._put(step, attempt, name) for name in outputs},
             attempt=attempt,
-            environment={"python": "3.11"},
+            environment=self.environment,
             environment_digest="e",
             **fields,
         )
@@ -179,7 +188,7 @@ class SyntheticRun:
     def _policy(self, step: int, attempt: str) -> PolicyRef:
         return PolicyRef(
             version=step,
-            digest=f"policy {self.run} {step}",
+            digest=sha256_hex(self._content(step, "train")),
             dtype="float32",
             files=[self._put(step, attempt, "policy/model.safetensors")],
             probe=self._put(step, attempt, "probe.json"),
@@ -191,4 +200,8 @@ class SyntheticRun:
 
     def _put(self, step: int, attempt: str, name: str) -> ObjectRef:
         key = attempt_key(StepScope(run=self.run, step=step), attempt, name)
-        return put_object(self.store, key, f"{key} of {attempt}".encode())
+        stage = "train" if "/" in name else name.partition(".")[0]
+        return put_object(self.store, key, name.encode() + self._content(step, stage))
+
+    def _content(self, step: int, stage: str) -> bytes:
+        return f"{step} {self.settings.get(stage)} {self.noise.get(stage)}".encode()
