@@ -16,6 +16,8 @@ from storage.layout import StepScope, attempt_key, plan_key, record_key
 from storage.records import (
     Cursor,
     EvalRecord,
+    GcRecord,
+    GivenUp,
     InputRef,
     ObjectRef,
     Plan,
@@ -37,9 +39,12 @@ from storage.records import (
     sha256_hex,
 )
 from storage.schemas import PROMPTS, REWARDS, SAMPLES, TRAIN
+from storage.signing import Signer, sign_commit
 
 RUN = "golden"
 SCOPE = StepScope(run=RUN, step=3)
+SIGNER = Signer.from_private_bytes(bytes(range(32)))
+"""A key for tests; ed25519 signs the same bytes the same way each time."""
 ODD = "a\x00b \u202e reversed \U0001f600"
 
 
@@ -220,7 +225,9 @@ def make_records() -> dict[str, Record]:
         "plan.json": plan,
         "record.json": train,
         "commit.json": commit,
+        "signed-commit.json": sign_commit(commit, SIGNER),
         "eval.json": make_eval(train_ref),
+        "gc.json": make_gc(),
         "probe.json": Probe(
             token_ids=[[1, 2]],
             logprobs=[[None, -0.5]],
@@ -274,6 +281,32 @@ def make_eval(record: RecordRef) -> EvalRecord:
         high=0.9,
         reward_mean=0.875,
         metrics={"tokens_mean": 3.5},
+    )
+
+
+def make_gc() -> GcRecord:
+    """What gc gave up: a policy's file, and a leftover whose digest nobody knows."""
+    return GcRecord(
+        run=RUN,
+        head=40,
+        rule={"policies_last": 2, "policies_every": 20, "pinned": [7]},
+        objects=[
+            GivenUp(
+                key=attempt_key(SCOPE, "7f3a", "policy/model.safetensors"),
+                kind="policy",
+                num_bytes=10,
+                sha256="9" * 64,
+                why="none of the last 2, of every 20, or pinned",
+            ),
+            GivenUp(
+                key=attempt_key(SCOPE, "b210", "train.parquet"),
+                kind="unreferenced",
+                num_bytes=3,
+                why="no commit names it",
+            ),
+        ],
+        attempt="c0de",
+        created_at="2026-11-30T01:00:00+00:00",
     )
 
 

@@ -6,7 +6,8 @@ import pyarrow as pa
 import pytest
 
 from storage.experience import decode_shard, encode_shard
-from tests.golden.make_v1 import SHARDS, encode_all, make_records
+from storage.signing import check_signature
+from tests.golden.make_v1 import SHARDS, SIGNER, encode_all, make_records
 
 FOLDER = Path(__file__).parent / "v1"
 
@@ -27,6 +28,11 @@ def test_a_record_of_version_1_is_read_and_encoded_to_the_same_bytes(name: str) 
     found = type(record).from_bytes(stored)
     assert found.to_bytes() == stored
     assert found.model_dump(mode="json") == record.model_dump(mode="json")
+
+
+def test_a_signature_of_version_1_stays_good() -> None:
+    stored = (FOLDER / "signed-commit.json").read_bytes()
+    assert check_signature(stored, SIGNER.public_key()).verdict == "good"
 
 
 def test_every_golden_file_is_what_the_same_rows_give_today() -> None:
