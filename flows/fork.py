@@ -60,6 +60,7 @@ def fork_run(
         ValueError: the overrides do not fit, or change the model.
     """
     refuse_existing(store, run)
+    find_signer()
     parent, commit, digest = _find_commit(store, target)
     check_policy_kept(store, commit)
     before = config_as_of(parent, read_plan(store, commit.plan))
