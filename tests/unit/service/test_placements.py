@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +47,14 @@ def test_errors_are_alike(client: StageClient) -> None:
         client.run(EchoRequest(do="corrupt"), EchoResult)
     assert str(transient.value) == "Unavailable: the store is out of reach"
     assert str(permanent.value) == "Corrupt: runs/a/b does not match its digest"
+
+
+def test_a_child_that_only_reads_leaves_its_store_as_it_was(
+    echo_spec: Callable[..., ChildSpec], workspace: Workspace
+) -> None:
+    spec = echo_spec()
+    directory = Path(spec.store.uri)
+    before = {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
+    with Child(replace(spec, writing=False), workspace=workspace) as child:
+        assert child.run(EchoRequest(text="read"), EchoResult).text == "read"
+    assert {path: path.stat().st_mtime_ns for path in directory.rglob("*")} == before
