@@ -23,7 +23,7 @@ class LazyDataset(ds.InMemoryDataset):  # pyright: ignore[reportUntypedBaseClass
         schema: pa.Schema,
         *,
         open_table: Callable[[], pa.Table | ShardTable],
-        failures: list[StorageError],
+        failures: list[Exception],
     ) -> None:
         """Keeps errors of the store in `failures`: DuckDB passes on nothing but their text."""
         super().__init__(schema.empty_table())
@@ -52,7 +52,7 @@ class LazyDataset(ds.InMemoryDataset):  # pyright: ignore[reportUntypedBaseClass
 class OneScan:
     """The part of a pyarrow Scanner that DuckDB uses."""
 
-    def __init__(self, reader: pa.RecordBatchReader, failures: list[StorageError]) -> None:
+    def __init__(self, reader: pa.RecordBatchReader, failures: list[Exception]) -> None:
         self._reader = reader
         self._failures = failures
 

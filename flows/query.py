@@ -82,7 +82,7 @@ def answer(tables: Tables, sql: str) -> pa.RecordBatchReader:
     tables.failures.clear()
     try:
         reader = connection.sql(sql).to_arrow_reader(BATCH_ROWS)
-    except duckdb.Error as error:
+    except (duckdb.Error, RuntimeError) as error:
         raise _cause(error, sql, tables, connection) from error
     rows = _batches(reader, lambda error: _cause(error, sql, tables, connection))
     return pa.RecordBatchReader.from_batches(reader.schema, rows)
@@ -95,11 +95,11 @@ def view_columns() -> dict[str, list[str]]:
 
 
 def _batches(
-    reader: pa.RecordBatchReader, cause: Callable[[Exception], Exception]
+    reader: pa.RecordBatchReader, cause: Callable[[Exception], BaseException]
 ) -> Iterator[pa.RecordBatch]:
     try:
         yield from reader
-    except (duckdb.Error, OSError, pa.ArrowException) as error:
+    except (duckdb.Error, RuntimeError, OSError, pa.ArrowException) as error:
         raise cause(error) from error
 
 
@@ -122,10 +122,14 @@ def _check_reads(connection: DuckDBPyConnection, sql: str) -> None:
         )
 
 
-def _cause(error: Exception, sql: str, tables: Tables, connection: DuckDBPyConnection) -> Exception:
+def _cause(
+    error: Exception, sql: str, tables: Tables, connection: DuckDBPyConnection
+) -> BaseException:
     """Returns what a person should read: the store's own error, or DuckDB's with what there is."""
     if tables.failures:
         return tables.failures[0]
+    if "interrupted" in str(error).lower():
+        return KeyboardInterrupt()
     first, *others = _lines(error)
     more: list[str] = []
     if isinstance(error, duckdb.PermissionException):

@@ -44,7 +44,7 @@ class Tables:
     store: ObjectStore
     runs: Sequence[str] | None
     cache: Path
-    failures: list[StorageError] = field(default_factory=list[StorageError])
+    failures: list[Exception] = field(default_factory=list[Exception])
     """What went wrong in the store during a query: DuckDB passes on only the text of it."""
 
     @cached_property
@@ -97,7 +97,7 @@ class Tables:
         rows = zip(runs.to_pylist(), token_ids.to_pylist(), strict=True)
         try:
             texts = [self._decoders[run](ids) if ids is not None else None for run, ids in rows]
-        except StorageError as error:
+        except (StorageError, ValueError) as error:
             self.failures.append(error)
             raise
         return pa.array(texts, pa.string())

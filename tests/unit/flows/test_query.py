@@ -1,3 +1,6 @@
+import os
+import signal
+import threading
 import uuid
 from pathlib import Path
 
@@ -204,3 +207,21 @@ def test_a_callers_connection_may_do_more(store: ObjectStore, run: SampledRun, t
     connection = open_tables(store=store).connect()
     connection.execute(f"copy (from steps) to '{tmp_path}/steps.parquet'")
     assert (tmp_path / "steps.parquet").is_file()
+
+
+def test_a_run_without_a_tokenizer_says_so_when_text_is_asked(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    SampledRun(store, tmp_path / "tokenizer").write(1)
+    monkeypatch.setattr("flows.tables.open_input", lambda *_, **__: tmp_path)
+    assert query("select reward from samples", store=store).num_rows == 8
+    with pytest.raises(ValueError, match=r"has no tokenizer\.json"):
+        query("select completion from samples", store=store)
+
+
+def test_a_query_can_be_interrupted(store: ObjectStore):
+    timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        query("select count(*) from range(100000000000) a, range(1000000) b", store=store)
+    timer.join()
