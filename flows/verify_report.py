@@ -110,10 +110,9 @@ def signature_text(tally: Tally, key: str | None) -> str:
     good, own = counts["signature good"], counts["signature self-asserted"]
     if key is not None:
         return f"{count(good, 'commit')} signed by the key given ({key[:16]})"
-    signed = (
-        f"{own} commits signed by keys that they name themselves" if own else "no commit signed"
-    )
-    return f"self-asserted: {signed}"
+    if not own:
+        return "self-asserted: no commit is signed"
+    return f"self-asserted: {count(own, 'commit')} signed by keys that they name themselves"
 
 
 def looked_at(chain: ChainAudit) -> dict[str, int]:

@@ -111,7 +111,9 @@ def _audit_records(
     num_shards = len(record.records) // 2
     rooms = [f"{room}-{n:04d}" for room in ("rollout", "reward") for n in range(num_shards)]
     bench.tally.expect(key, "stages", [ref.stage for ref in record.records], rooms)
-    records = {stage: made for stage, ref in stages.items() if (made := stage_at(bench, ref))}
+    records = {
+        stage: made for stage, ref in stages.items() if (made := stage_at(bench, ref, named_by=key))
+    }
     for made in records.values():
         bench.owners.update({ref.sha256: ref.key for ref in record_refs(made)})
     for stage, made in records.items():

@@ -92,13 +92,18 @@ def record_at(
         record = model.from_bytes(payload)
     except (ValueError, RecursionError) as error:
         why = why_invalid(error) if isinstance(error, ValueError) else "it nests too deep"
-        bench.tally.broken(key, expected=f"a {model.__name__}", found=f"another text ({why})")
+        bench.tally.broken(key, expected=_a(model), found=f"another text ({why})")
         return None
     version = getattr(record, "schema_version", RECORD_SCHEMA_VERSION)
     bench.tally.expect(key, "schema version", version, RECORD_SCHEMA_VERSION)
     if not is_canonical(payload):
         bench.tally.broken(key, expected="canonical JSON", found="another encoding of the record")
     return record, sha256_hex(payload), payload
+
+
+def _a(model: type[Record]) -> str:
+    name = model.__name__
+    return f"an {name}" if name[0] in "AEIOU" else f"a {name}"
 
 
 def _record_bytes(bench: Bench, key: str, sha256: str | None) -> bytes | None:

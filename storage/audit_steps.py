@@ -149,8 +149,12 @@ def _check_signature(bench: Bench, audited: Audited, key: str, payload: bytes) -
 
 def _audit_commit(bench: Bench, audited: Audited, this: Before, before: Before | None) -> None:
     commit = this.commit
-    plan = _plan_at(bench, commit)
-    records = {ref.stage: record for ref in commit.records if (record := stage_at(bench, ref))}
+    plan, key = _plan_at(bench, commit), commit_key(commit.run, commit.step)
+    records = {
+        ref.stage: record
+        for ref in commit.records
+        if (record := stage_at(bench, ref, named_by=key))
+    }
     closed = ClosedStep(
         run=audited.run,
         run_digest=audited.run_digest,
@@ -163,8 +167,10 @@ def _audit_commit(bench: Bench, audited: Audited, this: Before, before: Before |
     check_closure(closed)
     for record in records.values():
         bench.owners.update({ref.sha256: ref.key for ref in record_refs(record)})
-    for record in records.values():
-        audit_objects(bench, record)
+    for stage, record in records.items():
+        # That of the step before lies there, and was looked at with it.
+        if stage != SNAPSHOT or before is None or not before.is_audited:
+            audit_objects(bench, record)
     seen = before.commit.policy if before is not None and before.is_audited else None
     if seen is None or commit.policy.files != seen.files:
         check_policy(bench, commit.policy, key=closed.key)
@@ -180,15 +186,22 @@ def _plan_at(bench: Bench, commit: StepCommit) -> Plan | None:
     return found[0]
 
 
-def stage_at(bench: Bench, ref: RecordRef) -> StageRecord | None:
-    """Returns a record that a commit names, if it is whole and of the request that it names."""
+def stage_at(bench: Bench, ref: RecordRef, *, named_by: str) -> StageRecord | None:
+    """Returns a record if it is whole and of the request that it is named for, else says why.
+
+    Args:
+        bench: where to look and say.
+        ref: names the record.
+        named_by: the key of what holds `ref`: it is wrong if the record agrees with itself.
+    """
     found = record_at(bench, ref.key, StageRecord, sha256=ref.sha256)
     if found is None:
         return None
-    record = found[0]
-    bench.tally.expect(ref.key, "stage", record.stage, ref.stage)
-    bench.tally.expect(ref.key, "request digest", record.request_digest, ref.request_digest)
-    bench.tally.expect(ref.key, "digest of its request", body_digest(record), ref.request_digest)
+    record, tally = found[0], bench.tally
+    tally.expect(ref.key, "digest of its request", body_digest(record), record.request_digest)
+    told = (ref.stage, ref.request_digest)
+    own = (record.stage, record.request_digest)
+    tally.expect(named_by, f"stage, request digest of {ref.key}", told, own)
     return record
 
 
@@ -301,12 +314,16 @@ def check_extra_record(bench: Bench, key: str) -> StageRecord | None:
 
 
 def _held_by_snapshots(bench: Bench) -> set[str]:
-    """Returns the keys that snapshot records of this step hold for the step after."""
+    """Returns the keys that snapshot records of this step hold, and looks at what they name.
+
+    They are made at a graceful stop: the next commit seals them, and a resume reads them before.
+    """
     held: set[str] = set()
     for key in bench.sizes:
         if part_of_key(key) == "record" and key.rsplit("/", 2)[1] == SNAPSHOT:
             record = check_extra_record(bench, key)
-            if record is not None and record.snapshot is not None:
-                held |= {key, *(ref.key for ref in record.snapshot.files.values())}
-                bench.tally.counts["snapshots for the next step"] += 1
+            if record is not None:
+                held |= {key, *(ref.key for ref in record_refs(record))}
+                audit_objects(bench, record)
+                bench.tally.counts["snapshots of stops"] += 1
     return held

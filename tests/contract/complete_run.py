@@ -107,9 +107,10 @@ def next_step(
     *,
     snapshot: bool = False,
     skip: bool = False,
+    stopped: RecordRef | None = None,
     signer: Signer | None = None,
 ) -> Head:
-    """Writes one more step."""
+    """Writes one more step, which names the snapshot of a stop before it if there was one."""
     before, step = head.commit, head.commit.step + 1
     scope = StepScope(run=head.run.run, step=step)
     prompts = _prompts(store, scope, head)
@@ -127,11 +128,19 @@ def next_step(
     else:
         refs, policy = _stages(store, scope, head, plan, prompts[1], snapshot=snapshot)
         refs, state_id = [prompts[0], *refs], refs[-1].sha256
+    refs += [stopped] if stopped else []
     commit = _commit(
         store, head.run.run, step, kind, plan, refs, policy, state_id, head.digest, None
     )
     stands, digest, _ = put_commit(store, sign_commit(commit, signer) if signer else commit)
     return Head(head.run, head.run_digest, stands, digest)
+
+
+def write_stop(store: ObjectStore, head: Head) -> RecordRef:
+    """Writes the snapshot that a graceful stop leaves under the newest step."""
+    scope = StepScope(run=head.run.run, step=head.commit.step)
+    body = {"kind": "snapshot", "state_id": head.commit.state_id}
+    return _record(store, scope, "snapshot", body, {}, None, _snapshot(store, scope))
 
 
 def write_eval(store: ObjectStore, head: Head) -> EvalRecord:

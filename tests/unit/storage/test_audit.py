@@ -16,7 +16,7 @@ from storage.records import (
     StepCommit,
 )
 from storage.signing import Signer, public_hex
-from tests.contract.complete_run import Head, next_step, write_fork, write_run
+from tests.contract.complete_run import Head, next_step, write_fork, write_run, write_stop
 
 RUN = "made"
 
@@ -208,6 +208,26 @@ def test_garbage_of_dead_attempts_is_counted_and_breaks_nothing(store: MemorySto
     assert said(found) == ""
     assert found.tally.counts["unreferenced"] == 1
     assert found.tally.counts["unreferenced bytes"] == 5
+
+
+def test_a_snapshot_of_a_stop_is_looked_at_before_and_after_a_commit_names_it(
+    store: MemoryStore, head: Head
+):
+    stopped = write_stop(store, head)
+    key = "runs/made/steps/00000003/attempts/attempt/snapshot/state-00001-of-00001.safetensors"
+    for later in (None, lambda: next_step(store, head, stopped=stopped)):
+        if later:
+            later()
+        found = audit(store)
+        assert said(found) == ""
+        assert found.tally.counts["unreferenced"] == 0
+        payload = store.get(key)
+        replace(store, key, flipped(payload, 0))
+        assert named(audit(store)) == {key}
+        replace(store, key, payload)
+    assert named(audit(store, first=4, last=4)) == set()
+    replace(store, key, b"")
+    assert named(audit(store, first=4, last=4)) == {key}
 
 
 def test_keys_that_nothing_reads_are_named_and_break_nothing(store: MemoryStore, head: Head):

@@ -1,0 +1,78 @@
+"""A real run, every kind of object of it spoilt in every way: each is found and named."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from storage.layout import commit_key
+from tasks.workspace import Workspace
+from tests.e2e.conftest import Cli
+from tests.e2e.tamper import KINDS, WAYS, Lab, table
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+RUN = "spoilt"
+
+
+@pytest.fixture(scope="module")
+def launched(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store in a directory with a run of three steps, two snapshots and two evaluations."""
+    directory = tmp_path_factory.mktemp("tamper") / "store"
+    settings = ["train.snapshot_every=2", "evaluate.suites.held_out.max_prompts=64"]
+    options = [word for setting in settings for word in ("--set", setting)]
+    cli.ok("launch", "addition", "--run", RUN, "--steps", "3", *options, "--store", str(directory))
+    return directory
+
+
+@pytest.fixture
+def lab(launched: Path, tmp_path: Path) -> Lab:
+    return Lab(launched, RUN, Workspace(cache=tmp_path, scratch=tmp_path))
+
+
+def test_every_kind_of_object_that_is_spoilt_is_found_and_named(lab: Lab):
+    assert lab.verify().cause is None
+    cases = list(lab.cases())
+    print(table(cases))
+    assert [case for case in cases if not case.seen] == []
+    assert {case.kind for case in cases} == set(KINDS)
+    swapped_or_single = {case.kind for case in cases if case.way == "swap"}
+    assert set(KINDS) - swapped_or_single == {"run.json", "training prompts", "held-out prompts"}
+    for way in WAYS:
+        assert any(case.way == way for case in cases)
+    # A lease seals nothing, and the snapshot of the stop is sealed by the next commit.
+    lease, snapshot_record = lab.keys()["other"]
+    assert lease == f"runs/{RUN}/leases/controller.json"
+    assert "/steps/00000003/stages/snapshot/" in snapshot_record
+    assert lab.verify().cause is None
+
+
+def test_a_cut_tail_is_found_only_by_whoever_knows_the_head(launched: Path, tmp_path: Path):
+    copy = tmp_path / "store"
+    shutil.copytree(launched, copy)
+    lab = Lab(copy, RUN, Workspace(cache=tmp_path, scratch=tmp_path))
+    for kind in ("steps", "evals"):
+        shutil.rmtree(copy / "runs" / RUN / kind / "00000003")
+    blind = lab.verify(known_head=False)
+    assert (blind.cause, blind.tail, blind.head_step) == (None, "tail unproven", 2)
+    report = lab.verify()
+    assert report.cause is not None
+    assert commit_key(RUN, 2) in report.cause
+    assert lab.head in report.cause
+
+
+def test_the_command_ends_in_the_cause_and_says_it_by_its_exit(
+    cli: Cli, launched: Path, tmp_path: Path
+):
+    copy = tmp_path / "store"
+    shutil.copytree(launched, copy)
+    facts = cli("verify", RUN, "--level", "facts", "--store", str(copy))
+    assert facts.returncode == 0, facts.stdout + facts.stderr
+    shard = next((copy / "runs" / RUN / "steps" / "00000002").rglob("reward-0000.parquet"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    key = str(shard.relative_to(copy))
+    for options in ([], ["--json"]):
+        failed = cli("verify", RUN, *options, "--store", str(copy))
+        assert failed.returncode == 1
+        assert key in failed.stderr.strip().splitlines()[-1]
+        assert key in failed.stdout

@@ -1,0 +1,216 @@
+"""What `rollbook verify` says of whole runs, and what it refuses to be asked."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flows.verification import VerifyOptions, parse_steps, pick_steps, verify_run
+from flows.verify_page import report_markdown
+from flows.verify_replay import Replayed
+from flows.verify_report import Report
+from flows.verify_verdicts import promise_reports, replay_findings
+from storage.audit import ChainAudit, ChainRequest, audit_chain
+from storage.audit_findings import REPLAY, Tally
+from storage.backends.local import LocalStore
+from storage.layout import commit_key
+from storage.signing import load_signer, new_key, public_path
+from tasks.workspace import Workspace
+from tests.contract.complete_run import Head, next_step, write_fork, write_run
+from tests.unit.flows.test_cli import Command, rollbook
+
+__all__ = ["rollbook"]
+
+RUN = "made"
+Verify = Callable[..., Report]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "store")
+
+
+@pytest.fixture
+def head(store: LocalStore) -> Head:
+    return write_run(store, 3)
+
+
+@pytest.fixture
+def verify(store: LocalStore, tmp_path: Path) -> Verify:
+    def call(run: str = RUN, **options: object) -> Report:
+        return verify_run(
+            store,
+            run,
+            VerifyOptions(**options),  # type: ignore[arg-type]
+            workspace=Workspace(cache=tmp_path / "cache", scratch=tmp_path),
+            progress=lambda what, done, total: None,
+        )
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("text", "bounds"),
+    [(None, (None, None)), ("3", (3, 3)), ("3..", (3, None)), ("..7", (None, 7)), ("3..7", (3, 7))],
+)
+def test_steps_are_named_as_a_range(text: str | None, bounds: tuple[int | None, int | None]):
+    assert parse_steps(text) == bounds
+
+
+@pytest.mark.parametrize("text", ["", "..", "a..b", "3-7", "-1"])
+def test_steps_that_are_no_range_are_refused(text: str):
+    with pytest.raises(ValueError, match=r"Expected A\.\.B"):
+        parse_steps(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [({"sample": 0.0}, "--sample"), ({"head": "abc"}, "64 hex digits")]
+)
+def test_options_that_make_no_sense_are_refused(
+    verify: Verify, head: Head, options: dict[str, object], words: str
+):
+    with pytest.raises(ValueError, match=words):
+        verify(**options)
+
+
+def test_a_run_that_holds_says_what_nobody_has_proven(verify: Verify, head: Head):
+    report = verify()
+    assert (report.holds, report.cause, report.num_broken) == (True, None, 0)
+    assert (report.first_step, report.last_step, report.head_digest) == (0, 3, head.digest)
+    assert (report.tail, report.signatures) == (
+        "tail unproven",
+        "self-asserted: no commit is signed",
+    )
+    assert [promise.verdict for promise in report.promises] == [
+        "not checked",
+        "held to the bit",
+        "not checked",
+        "held within tolerance",
+        *["not checked"] * 4,
+    ]
+    proof = report.promises[3]
+    assert (proof.figure, proof.tolerance) == (1e-5, 1e-3)
+
+
+def test_what_an_auditor_knows_is_said_to_be_proven(
+    store: LocalStore, verify: Verify, tmp_path: Path
+):
+    key = tmp_path / "key"
+    new_key(key)
+    signed = write_run(store, 2, signer=load_signer(key))
+    report = verify(head=signed.digest, key_file=public_path(key))
+    assert report.tail == "tail proven by the digest given"
+    assert report.signatures.startswith("3 commits signed by the key given")
+    next_step(store, signed, signer=load_signer(key))
+    later = verify(head=signed.digest)
+    assert later.tail == "tail proven up to step 2, unproven after it"
+    assert later.signatures == "self-asserted: 4 commits signed by keys that they name themselves"
+
+
+def test_a_broken_run_names_promise_key_expected_and_found(
+    store: LocalStore, verify: Verify, head: Head
+):
+    key = commit_key(RUN, 2)
+    store.put(key, store.get(key).replace(b'"reward_mean":0.5', b'"reward_mean":0.6'))
+    report = verify()
+    chain = report.promises[1]
+    assert (report.holds, chain.verdict, chain.num_broken) == (False, "broken", 1)
+    assert chain.broken[0].key == key
+    assert report.cause is not None
+    assert report.cause.startswith(f"promise 2 (chain) is broken: {key}: expected digest ")
+
+
+def test_without_run_json_nothing_else_is_claimed(store: LocalStore, verify: Verify, head: Head):
+    store.delete("runs/made/run.json")
+    report = verify()
+    assert report.cause == (
+        "promise 2 (chain) is broken: runs/made/run.json: expected an object; found no object"
+    )
+    assert report.last_step is None
+
+
+def chain_of(store: LocalStore, run: str = RUN) -> ChainAudit:
+    return audit_chain(store, run, ChainRequest(), progress=lambda done, total: None)
+
+
+def test_which_steps_are_picked_follows_from_digests_and_seed_alone(store: LocalStore):
+    write_run(store, 40)
+    chain = chain_of(store)
+    some = pick_steps(store, chain, VerifyOptions(sample=0.25))
+    assert some == pick_steps(store, chain, VerifyOptions(sample=0.25))
+    assert 3 < len(some) < 20
+    assert some != pick_steps(store, chain, VerifyOptions(sample=0.25, seed="mine"))
+    assert set(pick_steps(store, chain, VerifyOptions(sample=0.1))) <= set(some)
+    assert len(pick_steps(store, chain, VerifyOptions(sample=1e-9))) == 1
+    assert pick_steps(store, chain, VerifyOptions(first=3, last=5)) == [(RUN, n) for n in (3, 4, 5)]
+
+
+def test_a_forks_steps_are_picked_from_its_parents_too(store: LocalStore, head: Head):
+    write_fork(store, head, run="fork", steps=2)
+    picked = pick_steps(store, chain_of(store, "fork"), VerifyOptions())
+    assert picked == [*((RUN, n) for n in range(4)), ("fork", 3), ("fork", 4), ("fork", 5)]
+
+
+def replayed(*outcomes: str) -> list[tuple[int, Replayed]]:
+    return [
+        (step, Replayed("train", f"key {step}", outcome, "why", 0.01 * step, 0.1))  # type: ignore[arg-type]
+        for step, outcome in enumerate(outcomes, start=1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "verdict", "figure"),
+    [
+        (["to the bit", "to the bit"], "held to the bit", None),
+        (["to the bit", "within tolerance"], "held within tolerance", 0.02),
+        (["to the bit", "not comparable"], "held to the bit", None),
+        (["not comparable", "not checked"], "not checked", None),
+        (["to the bit", "differs"], "broken", None),
+    ],
+)
+def test_the_verdict_on_replay_is_that_of_its_worst_stage(
+    store: LocalStore, head: Head, outcomes: list[str], verdict: str, figure: float | None
+):
+    chain, facts, stages = chain_of(store), Tally(), replayed(*outcomes)
+    replay_findings(stages, facts)
+    found = promise_reports(chain, facts, Tally(), stages)[REPLAY - 1]
+    assert (found.verdict, found.figure) == (verdict, figure)
+    if verdict == "broken":
+        assert found.broken[0].key == "key 2"
+
+
+def test_the_command_prints_a_report_and_ends_in_the_cause(
+    store: LocalStore,
+    head: Head,
+    rollbook: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("ROLLBOOK_HOME", str(tmp_path / "home"))
+    where = ["--store", str(tmp_path / "store")]
+    out, err = rollbook("verify", RUN, *where)
+    assert "everything that was checked holds" in out
+    assert head.digest in out
+    assert err == ""
+    shutil.rmtree(tmp_path / "store" / "runs" / RUN / "steps" / "00000002" / "attempts")
+    out, err = rollbook("verify", RUN, *where, "--json")
+    report = Report.model_validate(json.loads(out))
+    assert report.num_broken > 5
+    assert err.strip().splitlines()[-1].startswith("error: promise 2 (chain) is broken: runs/made/")
+
+
+def test_the_command_refuses_steps_that_are_not_there(
+    head: Head, rollbook: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("ROLLBOOK_HOME", str(tmp_path / "home"))
+    _, err = rollbook("verify", RUN, "--steps", "7..9", "--store", str(tmp_path / "store"))
+    assert "has steps 0 to 3" in err.strip().splitlines()[-1]
+
+
+def test_a_reports_page_draws_nothing_that_the_store_says(verify: Verify, head: Head):
+    report = verify().model_copy(update={"notes": ["<script> `x` [a](b) | c"]})
+    page = report_markdown(report)
+    assert "\\<script\\> \\`x\\` \\[a\\](b)" in page
+    assert "| 2 | chain | held to the bit |" in page
