@@ -226,7 +226,7 @@ def sql(
     question: Annotated[
         str | None,
         typer.Argument(
-            metavar="[QUERY]",
+            metavar="QUERY",
             help='Like "select step, avg(reward) from samples group by step". '
             "Without one: the views and their columns.",
             show_default=False,
