@@ -144,7 +144,7 @@ class LocalStore:
                 f"There is no directory {self._root}. Expected a store there: check the address; "
                 "launching a run makes it."
             )
-        return self._walk("", prefix, start_after)
+        return self._walk(_folder_of(prefix), prefix, start_after)
 
     def folders(self, prefix: str) -> Sequence[str]:
         """See `ObjectStore.folders`."""
@@ -234,6 +234,17 @@ class LocalStore:
                 "commits need. Put the store on another file system, or in S3."
             )
         return Unavailable(f"{self._root} cannot serve {key}: {error.strerror}. Check its access.")
+
+
+def _folder_of(prefix: str) -> str:
+    """Returns the folder that holds all keys of `prefix`, so that its siblings cost nothing.
+
+    The root where `prefix` leads into no folder that a key could name.
+    """
+    folder = prefix[: prefix.rfind("/") + 1]
+    parts = PurePosixPath(folder).parts
+    named = parts and "/".join([*parts, ""]) == folder
+    return folder if named and ".." not in parts and parts[0] not in ("/", PRIVATE) else ""
 
 
 def _entries(folder: Path) -> list[tuple[str, os.DirEntry[str]]]:

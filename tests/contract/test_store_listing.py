@@ -31,6 +31,8 @@ def test_a_listing_stays_within_its_prefix(store: ObjectStore) -> None:
     assert sorted(listed.key for listed in store.list("a/x")) == ["a/x.json", "a/x/y", "a/x0"]
     assert [listed.key for listed in store.list("a/x/")] == ["a/x/y"]
     assert list(store.list("nothing/")) == []
+    for elsewhere in ("a//", "../", "a/../b", "/a/"):
+        assert list(store.list(elsewhere)) == []
 
 
 @pytest.mark.parametrize("kind", ["memory", "local", "moto"])
