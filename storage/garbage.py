@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Literal
 
 from storage.errors import Corrupt, NotFound
+from storage.given_up import is_there
 from storage.layout import (
     GC_RECORD_STEPS,
     is_snapshot_key,
@@ -57,7 +58,7 @@ class Survey:
     head: int
     relatives: Relatives
     policies: Mapping[int, str]
-    """{step: why} of the policies that stay."""
+    """{step: why} of the policies that stay; not of those that an earlier rule gave up."""
     snapshots: Mapping[int, str]
     """Likewise."""
     seen_snapshots: frozenset[int]
@@ -101,15 +102,18 @@ def survey(store: ObjectStore, run: str, rule: Rule) -> Survey:
         policies = kept_policies(
             rule, first=first, head=last, snapshots=snapshots, forks=relatives.forks
         )
-        kept = pool.map(lambda step: read_commit(store, run, step)[0].policy, sorted(policies))
-        kept_keys = {file.key for policy in kept for file in policy.files}
+        opened = pool.map(lambda step: read_commit(store, run, step)[0].policy, policies)
+        files = dict(zip(policies, [policy.files for policy in opened], strict=True))
+        whole = pool.map(lambda refs: all(is_there(store, ref) for ref in refs), files.values())
+        there = dict(zip(policies, whole, strict=True))
+    kept_keys = {file.key for refs in files.values() for file in refs}
     return Survey(
         run=run,
         rule=rule,
         first=first,
         head=last,
         relatives=relatives,
-        policies=policies,
+        policies={step: why for step, why in policies.items() if there[step]},
         snapshots=snapshots,
         seen_snapshots=frozenset(found.step for found in seen),
         kept_keys=frozenset(kept_keys | foreign_keys(store, run, relatives)),

@@ -46,7 +46,7 @@ def check_policy_kept(store: ObjectStore, commit: StepCommit) -> None:
                 f"Policy version {commit.policy_version} of run {commit.run!r} was given up by "
                 f"retention: {found.why}. {_how_back(store, commit)}"
             )
-    missing = [ref.key for ref in commit.policy.files if not _exists(store, ref)]
+    missing = [ref.key for ref in commit.policy.files if not is_there(store, ref)]
     if missing:
         raise NotFound(
             f"{missing[0]} is not in {store.uri}, and no gc gave it up. Expected the files of "
@@ -62,10 +62,18 @@ def nearest_kept(store: ObjectStore, run: str, step: int) -> int | None:
         (
             below
             for below in range(step, first - 1, -1)
-            if all(_exists(store, ref) for ref in read_commit(store, run, below)[0].policy.files)
+            if all(is_there(store, ref) for ref in read_commit(store, run, below)[0].policy.files)
         ),
         None,
     )
+
+
+def is_there(store: ObjectStore, ref: ObjectRef) -> bool:
+    """Tells whether the object of a reference is there and as long as it should be."""
+    try:
+        return store.size(ref.key) == ref.num_bytes
+    except NotFound:
+        return False
 
 
 def _how_back(store: ObjectStore, commit: StepCommit) -> str:
@@ -91,10 +99,3 @@ def _parse(key: str, payload: bytes) -> GcRecord:
         raise Corrupt(
             f"{key} is not a GcRecord: {why_invalid(error)}. Restore it from a copy of the store."
         ) from error
-
-
-def _exists(store: ObjectStore, ref: ObjectRef) -> bool:
-    try:
-        return store.size(ref.key) == ref.num_bytes
-    except NotFound:
-        return False

@@ -106,6 +106,13 @@ def test_a_policy_that_was_given_up_is_told_from_a_lost_one(memory: ObjectStore)
         check_policy_kept(memory, run.commits[15])
 
 
+def test_a_later_rule_brings_nothing_back_and_does_not_claim_to(memory: ObjectStore) -> None:
+    SyntheticRun(memory, snapshots_every=0).steps(25)
+    run_gc(memory, "r", rule=RULE)
+    kinder = RULE.model_copy(update={"policies_every": 5})
+    assert sorted(run_gc(memory, "r", rule=kinder).policies) == [0, 10, 20, 24, 25]
+
+
 def test_objects_of_losers_go_and_their_records_stay(memory: ObjectStore) -> None:
     run = SyntheticRun(memory).steps(2)
     left = set(run.begin(3))
