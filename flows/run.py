@@ -216,16 +216,23 @@ def advance(  # noqa: PLR0913 - each is a field of the form that a deployment sh
         held(opened, run) as lease,
     ):
         # Planned under the lease: nobody else makes plans or commits meanwhile.
-        for phase in phases(opened, record, wishes, last=last):
+        planned = phases(opened, record, wishes, last=last)
+        for phase in planned:
             with (
                 open_session(opened, store_config, run, watcher, phase) as session,
                 state_saved(session, lease),
             ):
-                _advance_session(session, phase.until, last=last, lease=lease)
+                evaluate_at = last if phase is planned[-1] else None
+                _advance_session(session, phase.until, last=evaluate_at, lease=lease)
     return run_url(flow_run.get_id())
 
 
-def _advance_session(session: Session, until: int, *, last: int, lease: Lease) -> None:
+def _advance_session(session: Session, until: int, *, last: int | None, lease: Lease) -> None:
+    """Takes an open run to step `until`; evaluates what is due unless `last` is None.
+
+    A phase that only finishes or skips an open step leaves that to the next, whose config may be
+    the one under which the policy can be sampled from at all.
+    """
     run, watcher = session.run.run, session.watcher
     _say_where(session)
     if session.head is None:
@@ -271,7 +278,9 @@ def _say_where(session: Session) -> None:
         session.watcher.say(note)
 
 
-def _evaluate_if_due(session: Session, last: int) -> None:
+def _evaluate_if_due(session: Session, last: int | None) -> None:
+    if last is None:
+        return
     version = session.last_commit.policy_version
     at = session.last_commit.step
     due = at % session.config.evaluate.every == 0 or at == last

@@ -23,6 +23,7 @@ DOORS = {
 MAY_DEFER_IMPORTS = [
     "tasks/*/task.py",
     "flows/cli.py",
+    "flows/cli_ledger.py",
     # The engine's heavy import comes after its process's environment is set.
     "tasks/rollout/engine.py",
 ]
