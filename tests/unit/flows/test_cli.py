@@ -15,7 +15,7 @@ def rollbook(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     for name in ("DO_NOT_TRACK", "PREFECT_SERVER_ANALYTICS_ENABLED"):
         monkeypatch.setenv(name, "false")
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(cli, "_after_interrupt", [])
+    monkeypatch.setattr(cli, "after_interrupt", [])
 
     def run(*arguments: str) -> tuple[str, str]:
         monkeypatch.setattr(sys, "argv", ["rollbook", *arguments])
