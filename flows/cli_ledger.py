@@ -167,9 +167,12 @@ def verify(  # noqa: PLR0913 - every option is a parameter
 
     first, last = parse_steps(steps)
     options = VerifyOptions(level, first, last, sample, seed, head, key)
-    opened = open_store(resolve_store(store, endpoint), writing=False)
+    where = resolve_store(store, endpoint)
+    opened = open_store(where, writing=False)
     with open_workspace(home()) as workspace, showing_progress(quiet=as_json) as progress:
-        report = verify_run(opened, run, options, workspace=workspace, progress=progress)
+        report = verify_run(
+            opened, run, options, workspace=workspace, progress=progress, where=where
+        )
     if as_json:
         sys.stdout.write(json.dumps(report.model_dump(mode="json"), indent=2) + "\n")
     else:

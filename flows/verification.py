@@ -30,6 +30,7 @@ from storage.ledger import read_commit
 from storage.object_store import ObjectStore
 from storage.records import RunRecord, StepCommit
 from storage.signing import load_public_key, public_hex
+from storage.store_config import StoreConfig
 from tasks.workspace import Workspace
 
 UNIT = 1 << 64
@@ -96,6 +97,7 @@ def verify_run(
     *,
     workspace: Workspace,
     progress: Progress,
+    where: StoreConfig | None = None,
 ) -> Report:
     """Returns what holds of a run, promise by promise. Writes nothing to the store.
 
@@ -105,6 +107,7 @@ def verify_run(
         options: how much is checked.
         workspace: tokenizers are cached there; graders log there.
         progress: told while it goes on.
+        where: the address of the store, for the engines that level `replay` starts.
 
     Raises:
         NotFound: there is no such run.
@@ -121,9 +124,8 @@ def verify_run(
         progress("chain", done, total)
 
     chain = audit_chain(store, run, request, progress=walked)
-    facts, evals, replayed = _look_inside(
-        store, chain, options, workspace=workspace, progress=progress
-    )
+    look = _Look(store, chain, options, workspace, progress, where)
+    facts, evals, replayed = _look_inside(look)
     with_facts = options.level != "chain"
     sees_head = options.last is None or options.head is not None
     promises = promise_reports(
@@ -190,48 +192,51 @@ def _differences(*found: Facts) -> list[GradingDifference]:
     ]
 
 
-def _look_inside(
-    store: ObjectStore,
-    chain: ChainAudit,
-    options: VerifyOptions,
-    *,
-    workspace: Workspace,
-    progress: Progress,
-) -> tuple[Facts, Facts, list[tuple[int, Replayed]]]:
+@dataclass(frozen=True)
+class _Look:
+    """What is looked inside of, how, and who is told."""
+
+    store: ObjectStore
+    chain: ChainAudit
+    options: VerifyOptions
+    workspace: Workspace
+    progress: Progress
+    where: StoreConfig | None
+
+
+def _look_inside(look: _Look) -> tuple[Facts, Facts, list[tuple[int, Replayed]]]:
     """Returns the facts of steps, those of evaluations, and what engines said."""
     facts, evals = Facts(), Facts()
-    replayed: list[tuple[int, Replayed]] = []
+    store, chain, options = look.store, look.chain, look.options
     if chain.run is None or chain.head_step is None:
-        return facts, evals, replayed
+        return facts, evals, []
     first, last = options.first or 0, chain.head_step
-    with open_graders(workspace) as graders:
+    with open_graders(look.workspace) as graders:
         regrading = graders if options.level != "chain" else None
         audit_evaluations(store, chain.run, first=first, last=last, graders=regrading, facts=evals)
         if options.level == "chain":
-            return facts, evals, replayed
+            return facts, evals, []
         picked = pick_steps(store, chain, options)
         for done, (run, commit, before) in enumerate(_read_steps(store, chain, picked)):
-            progress("facts", done, len(picked))
+            look.progress("facts", done, len(picked))
             audit_facts(store, run, commit, before, graders=graders, facts=facts)
-        progress("facts", len(picked), len(picked))
-    if options.level == "replay":
-        replayed = _replay(store, chain, picked, progress)
-        replay_findings(replayed, facts.tally)
+        look.progress("facts", len(picked), len(picked))
+    if options.level != "replay":
+        return facts, evals, []
+    replayed = _replay(look, picked)
+    replay_findings(replayed, facts.tally)
     return facts, evals, replayed
 
 
-def _replay(
-    store: ObjectStore,
-    chain: ChainAudit,
-    picked: list[tuple[str, int]],
-    progress: Progress,
-) -> list[tuple[int, Replayed]]:
+def _replay(look: _Look, picked: list[tuple[str, int]]) -> list[tuple[int, Replayed]]:
+    assert look.where is not None, "level replay needs the address that engines open"
     replayed: list[tuple[int, Replayed]] = []
-    with open_replayer(store) as replay:
-        for done, (run, commit, before) in enumerate(_read_steps(store, chain, picked)):
-            progress("replay", done, len(picked))
-            replayed += [(commit.step, found) for found in replay(run, commit, before)]
-    progress("replay", len(picked), len(picked))
+    store, workspace = look.store, look.workspace
+    with open_replayer(store, look.where, workspace=workspace) as replay:
+        for done, (run, commit, _) in enumerate(_read_steps(store, look.chain, picked)):
+            look.progress("replay", done, len(picked))
+            replayed += [(commit.step, found) for found in replay(run, commit)]
+    look.progress("replay", len(picked), len(picked))
     return replayed
 
 

@@ -52,10 +52,16 @@ def verify(  # noqa: PLR0913 - what a deployment may ask for
         head=head,
         key_file=Path(key) if key else None,
     )
-    opened = open_store(resolve_store(store, endpoint), writing=False)
+    where = resolve_store(store, endpoint)
+    opened = open_store(where, writing=False)
     with open_workspace(home()) as workspace:
         report = verify_run(
-            opened, run, options, workspace=workspace, progress=lambda what, done, total: None
+            opened,
+            run,
+            options,
+            workspace=workspace,
+            progress=lambda what, done, total: None,
+            where=where,
         )
     create_markdown_artifact(
         key=artifact_key(run, "verify"),

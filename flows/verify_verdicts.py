@@ -225,10 +225,9 @@ def _replay(facts: Tally | None, replayed: Sequence[tuple[int, Replayed]] | None
     detail = f"{again}; {count(len(compared) - len(close), 'stage')} replayed to the bit"
     if not close:
         return _held(REPLAY, f"{detail}{left}")
-    figure = max(found.figure or 0.0 for found in close)
-    tolerance = max(found.tolerance or 0.0 for found in close)
-    detail += f", {len(close)} within tolerance (at most {figure:.2g}, allowed {tolerance:.2g})"
-    return _within(REPLAY, f"{detail}{left}", figure=figure, tolerance=tolerance)
+    used = max(found.used or 0.0 for found in close)
+    detail += f", {len(close)} within tolerance (at most {used:.1%} of what is allowed)"
+    return _within(REPLAY, f"{detail}{left}", figure=used, tolerance=1.0)
 
 
 def _recomputed(facts: Tally) -> str:

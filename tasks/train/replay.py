@@ -12,8 +12,10 @@ from storage import environment
 from storage.errors import NotFound
 from storage.ledger import read_record
 from storage.object_store import ObjectStore
+from storage.objects import file_sha256, offer_file
 from storage.policies import open_policy, policy_digest
 from storage.records import ObjectRef, PolicyRef, Rebase, StageRecord, StepCommit
+from storage.safetensors_files import tensor_files
 from tasks.errors import Permanent
 from tasks.train.algorithms.contract import Verdicts
 from tasks.train.contract import Deviation, TrainConfig, TrainEngine
@@ -89,13 +91,20 @@ def _shards(store: ObjectStore, commit: StepCommit) -> tuple[list[ObjectRef], li
 
 
 def published_digest(engine: TrainEngine, committed: Committed, *, workspace: Workspace) -> str:
-    """Returns the digest of the policy that the engine would publish now."""
+    """Returns the digest of the policy that the engine would publish now.
+
+    If it is the recorded one its files go into the cache: whoever needs the policy on this host
+    has it, also where retention gave it up.
+    """
     config = TrainConfig.model_validate(committed.record.request["config"])
     directory = workspace.scratch / "replayed-policy"
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     engine.save_policy(directory, max_file_bytes=config.policy_file_bytes)
     digest = policy_digest(directory)
+    if digest == committed.policy.digest:
+        for path in tensor_files(directory):
+            offer_file(workspace.cache, path, file_sha256(path))
     shutil.rmtree(directory)
     return digest
 

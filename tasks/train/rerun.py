@@ -1,5 +1,6 @@
 """A committed train stage run again: compared in all that it made, or to bring its policy back."""
 
+import math
 import shutil
 from pathlib import Path
 
@@ -57,7 +58,8 @@ def rerun(
             scope=scope,
             workspace=workspace,
             rebase=request.rebase,
-            tolerance=request.tolerance,
+            # Steps before are judged when they are asked for themselves.
+            tolerance=math.inf,
         )
         retrained, replayed = retrain(store, engine, committed), restored.replayed
     return _compared(request, store, engine, committed, retrained, replayed, workspace=workspace)

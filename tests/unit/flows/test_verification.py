@@ -155,7 +155,7 @@ def test_a_forks_steps_are_picked_from_its_parents_too(store: LocalStore, head: 
 
 def replayed(*outcomes: str) -> list[tuple[int, Replayed]]:
     return [
-        (step, Replayed("train", f"key {step}", outcome, "why", 0.01 * step, 0.1))  # type: ignore[arg-type]
+        (step, Replayed("train", f"key {step}", outcome, "why", 0.01 * step))  # type: ignore[arg-type]
         for step, outcome in enumerate(outcomes, start=1)
     ]
 
