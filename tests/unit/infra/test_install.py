@@ -82,6 +82,7 @@ def test_environments_that_are_current_cost_no_time(other_checkout: Path) -> Non
 
 @pytest.mark.slow
 def test_a_failed_download_says_where_the_log_is_and_leaves_no_stamp(other_checkout: Path) -> None:
+    pretend_installed(other_checkout, "ENGINES")
     result = install(
         other_checkout, PIP_NO_INDEX="1", PIP_FIND_LINKS="", PIP_CONFIG_FILE="/dev/null"
     )
