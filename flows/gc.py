@@ -33,8 +33,8 @@ class GcReport(Record):
     rule: Rule
     goes: dict[str, Tally]
     stays: dict[str, Tally]
-    policies: dict[int, str]
-    snapshots: dict[int, str]
+    policies: dict[int, list[str]]
+    snapshots: dict[int, list[str]]
     forks: dict[int, list[str]]
     records: list[str]
     """The GcRecords that were put."""

@@ -48,11 +48,12 @@ def lines(report: GcReport, store_options: list[str]) -> list[str]:
     return [*said, f"nothing was deleted yet; `{command}` deletes {amount}"]
 
 
-def _reasons(what: str, kept: Mapping[int, str]) -> list[str]:
+def _reasons(what: str, kept: Mapping[int, list[str]]) -> list[str]:
     """Returns a line for each reason, with the steps that it keeps."""
     by_reason: dict[str, list[int]] = {}
-    for step, why in sorted(kept.items()):
-        by_reason.setdefault(why, []).append(step)
+    for step, reasons in sorted(kept.items()):
+        for why in reasons:
+            by_reason.setdefault(why, []).append(step)
     return [f"{what} that stay, {why}: {_steps(steps)}" for why, steps in by_reason.items()]
 
 

@@ -57,9 +57,9 @@ class Survey:
     first: int
     head: int
     relatives: Relatives
-    policies: Mapping[int, str]
-    """{step: why} of the policies that stay; not of those that an earlier rule gave up."""
-    snapshots: Mapping[int, str]
+    policies: Mapping[int, list[str]]
+    """{step: reasons} of the policies that stay; not of those that an earlier rule gave up."""
+    snapshots: Mapping[int, list[str]]
     """Likewise."""
     seen_snapshots: frozenset[int]
     """Steps whose snapshot, or a rest of it, is there; only these can be given up."""

@@ -28,8 +28,8 @@ class Rule(Record):
 
 def kept_snapshots(
     rule: Rule, *, snapshots: Sequence[int], rebased: Collection[int], forks: Forks
-) -> dict[int, str]:
-    """Returns {step: why} of the snapshots that stay; every state can be replayed from one.
+) -> dict[int, list[str]]:
+    """Returns {step: reasons} of the snapshots that stay; every state can be replayed from one.
 
     A snapshot after a rebase stays, because a replay from before it gives other bits. Forks and
     pinned steps keep the nearest one before them, so that they start fast.
@@ -41,18 +41,22 @@ def kept_snapshots(
         forks: where other runs began.
     """
     first_of = {step // rule.snapshots_every: step for step in reversed(snapshots)}
-    kept = dict.fromkeys(first_of.values(), f"every {rule.snapshots_every}")
-    kept |= dict.fromkeys(snapshots[-rule.snapshots_last :], f"the last {rule.snapshots_last}")
-    kept |= dict.fromkeys(_nearest(snapshots, rule.pinned), "the nearest before a pinned step")
-    kept |= dict.fromkeys(_nearest(snapshots, forks), "the nearest before a fork")
-    kept |= dict.fromkeys(rebased, "follows a rebase")
-    return kept | dict.fromkeys([step for step in snapshots if step == 0], "genesis")
+    return _by_step(
+        {
+            "genesis": [step for step in snapshots if step == 0],
+            f"every {rule.snapshots_every}": first_of.values(),
+            f"the last {rule.snapshots_last}": snapshots[-rule.snapshots_last :],
+            "pinned, or the nearest before": _nearest(snapshots, rule.pinned),
+            "forked, or the nearest before": _nearest(snapshots, forks),
+            "after a rebase": rebased,
+        }
+    )
 
 
 def kept_policies(
     rule: Rule, *, first: int, head: int, snapshots: Iterable[int], forks: Forks
-) -> dict[int, str]:
-    """Returns {step: why} of the committed steps whose policy files stay.
+) -> dict[int, list[str]]:
+    """Returns {step: reasons} of the committed steps whose policy files stay.
 
     A snapshot that stays keeps its policy: a replay that is rebased is measured against it.
 
@@ -64,14 +68,26 @@ def kept_policies(
         forks: where other runs began.
     """
     multiple = -(-first // rule.policies_every) * rule.policies_every
-    multiples = range(multiple, head + 1, rule.policies_every)
-    last = range(max(first, head + 1 - rule.policies_last), head + 1)
-    kept = dict.fromkeys(snapshots, "its snapshot is kept")
-    kept |= dict.fromkeys(multiples, f"every {rule.policies_every}")
-    kept |= dict.fromkeys(last, f"the last {rule.policies_last}")
-    kept |= dict.fromkeys([step for step in rule.pinned if first <= step <= head], "pinned")
-    kept |= {step: f"forked as {', '.join(runs)}" for step, runs in forks.items()}
-    return kept | {first: "the first"}
+    return _by_step(
+        {
+            "the first": [first],
+            f"every {rule.policies_every}": range(multiple, head + 1, rule.policies_every),
+            f"the last {rule.policies_last}": range(
+                max(first, head + 1 - rule.policies_last), head + 1
+            ),
+            "pinned": [step for step in rule.pinned if first <= step <= head],
+            "their snapshot stays": snapshots,
+            **{f"forked as {', '.join(runs)}": [step] for step, runs in forks.items()},
+        }
+    )
+
+
+def _by_step(reasons: Mapping[str, Iterable[int]]) -> dict[int, list[str]]:
+    kept: dict[int, list[str]] = {}
+    for why, steps in reasons.items():
+        for step in dict.fromkeys(steps):
+            kept.setdefault(step, []).append(why)
+    return kept
 
 
 def _nearest(snapshots: Sequence[int], steps: Iterable[int]) -> list[int]:

@@ -8,15 +8,15 @@ RULE = Rule(policies_last=2, policies_every=10, snapshots_last=2, snapshots_ever
 def test_policies_that_stay_are_the_first_the_last_and_every_tenth() -> None:
     kept = kept_policies(RULE, first=0, head=35, snapshots=[], forks={})
     assert sorted(kept) == [0, 10, 20, 30, 34, 35]
-    assert kept[0] == "the first"
-    assert kept[34] == "the last 2"
+    assert kept[0] == ["the first", "every 10"]
+    assert kept[34] == ["the last 2"]
 
 
 def test_pinned_steps_and_the_starts_of_forks_keep_their_policies() -> None:
     rule = RULE.model_copy(update={"pinned": [7, 99]})
     kept = kept_policies(rule, first=0, head=12, snapshots=[4], forks={3: ["a", "b"]})
     assert sorted(kept) == [0, 3, 4, 7, 10, 11, 12]
-    assert (kept[3], kept[4]) == ("forked as a, b", "its snapshot is kept")
+    assert (kept[3], kept[4]) == (["forked as a, b"], ["their snapshot stays"])
 
 
 def test_a_fork_counts_from_its_first_step() -> None:
@@ -29,7 +29,8 @@ def test_of_the_snapshots_within_twenty_steps_the_first_stays() -> None:
     snapshots = [0, 5, 17, 23, 39, 41, 44, 48, 49]
     kept = kept_snapshots(RULE, snapshots=snapshots, rebased=[], forks={})
     assert sorted(kept) == [0, 23, 41, 48, 49]
-    assert (kept[0], kept[23], kept[48]) == ("genesis", "every 20", "the last 2")
+    assert (kept[0], kept[23]) == (["genesis", "every 20"], ["every 20"])
+    assert kept[48] == ["the last 2"]
 
 
 def test_forks_and_pinned_steps_keep_the_nearest_snapshot_before_them() -> None:
@@ -38,7 +39,7 @@ def test_forks_and_pinned_steps_keep_the_nearest_snapshot_before_them() -> None:
         rule, snapshots=[0, 5, 10, 17, 18, 19], rebased=[], forks={9: ["a"], 3: ["b"]}
     )
     assert sorted(kept) == [0, 5, 10, 17, 18, 19]
-    assert kept[5] == "the nearest before a fork"
+    assert kept[5] == ["forked, or the nearest before"]
 
 
 def test_a_snapshot_after_a_rebase_stays() -> None:
