@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -216,15 +217,29 @@ def export(
 ) -> None:
     """Write a policy as a Hugging Face directory.
 
-    transformers and vLLM load it as it is.
+    transformers and vLLM load it as it is. One that retention gave up is made again by replay.
     """
+    from flows.bring_back import bring_back
     from flows.export import export_policy
     from flows.stores import resolve_store
     from infra.home import home
     from storage.opening import open_store
+    from tasks.workspace import open_workspace
 
-    opened = open_store(resolve_store(store, endpoint), writing=False)
-    commit = export_policy(opened, target, directory, cache=home() / "cache")
+    where = resolve_store(store, endpoint)
+    opened = open_store(where, writing=False)
+    said = Console(stderr=True)
+    with open_workspace(home()) as workspace:
+        make_again = partial(
+            bring_back,
+            opened,
+            where=where,
+            workspace=workspace,
+            say=partial(said.print, markup=False),
+        )
+        commit = export_policy(
+            opened, target, directory, cache=workspace.cache, bring_back=make_again
+        )
     Console().print(
         f"version {commit.policy_version} of {commit.run} (step {commit.step}, policy "
         f"{commit.policy_digest[:16]}) is in {directory}",

@@ -3,10 +3,10 @@
 import os
 import shutil
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from storage.errors import NotFound
-from storage.given_up import check_policy_kept
 from storage.inputs import open_input
 from storage.ledger import head, read_commit, read_run
 from storage.object_store import ObjectStore
@@ -27,14 +27,27 @@ def parse_target(target: str) -> tuple[str, int | None]:
     return run, int(text) if mark else None
 
 
-def export_policy(store: ObjectStore, target: str, directory: Path, *, cache: Path) -> StepCommit:
+def export_policy(
+    store: ObjectStore,
+    target: str,
+    directory: Path,
+    *,
+    cache: Path,
+    bring_back: Callable[[StepCommit], None],
+) -> StepCommit:
     """Writes the policy of `RUN[@STEP]` to `directory` and returns the commit it belongs to.
 
     The directory appears whole or not at all; transformers and vLLM load it as it is.
 
+    Args:
+        store: opened for reading.
+        target: the run, and the step if it is not the newest.
+        directory: is made.
+        cache: this host's.
+        bring_back: makes a policy that is not in the store, and puts its files into the cache.
+
     Raises:
-        NotFound: no such run or step, or retention gave its policy up; the message says how it
-            comes back.
+        NotFound: no such run or step.
         ValueError: the directory is there and not empty.
         Corrupt: a stored file does not match its digest.
     """
@@ -47,7 +60,7 @@ def export_policy(store: ObjectStore, target: str, directory: Path, *, cache: Pa
     draft.mkdir(parents=True)
     try:
         for source in (
-            _open_kept(store, commit, cache),
+            _open(store, commit, cache, bring_back),
             open_input(store, record.model, cache=cache),
         ):
             for path in source.iterdir():
@@ -62,12 +75,14 @@ def export_policy(store: ObjectStore, target: str, directory: Path, *, cache: Pa
     return commit
 
 
-def _open_kept(store: ObjectStore, commit: StepCommit, cache: Path) -> Path:
+def _open(
+    store: ObjectStore, commit: StepCommit, cache: Path, bring_back: Callable[[StepCommit], None]
+) -> Path:
     try:
         return open_policy(store, commit.policy, cache=cache)
     except NotFound:
-        check_policy_kept(store, commit)
-        raise
+        bring_back(commit)
+    return open_policy(store, commit.policy, cache=cache)
 
 
 def _commit(store: ObjectStore, run: str, step: int | None) -> StepCommit:

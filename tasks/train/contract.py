@@ -218,7 +218,7 @@ class SnapshotResult(Record):
 
 
 class ReplayRequest(Record):
-    """Runs a committed train stage again from the store alone; it writes only with `publish`."""
+    """Runs a committed train stage again from the store alone; writes nothing to it."""
 
     scope: StepScope
     """The committed step."""
@@ -226,8 +226,6 @@ class ReplayRequest(Record):
     """Whether the states before it may be rebased where this environment gives other bits."""
     tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """See `TrainConfig.rebase_tolerance`."""
-    publish: bool = False
-    """Puts policy files that retention gave up back under their keys, if the bits are right."""
 
 
 class ReplayResult(Record):

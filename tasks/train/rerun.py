@@ -1,7 +1,6 @@
-"""A committed train stage run again: compared in all that it made, or to bring its policy back."""
+"""A committed train stage run again: compared in all that it made, nothing written to the store."""
 
 import math
-import shutil
 from pathlib import Path
 
 from storage import environment
@@ -9,9 +8,8 @@ from storage.errors import NotFound
 from storage.experience import encode_shard
 from storage.ledger import ancestors, read_commit
 from storage.object_store import ObjectStore
-from storage.objects import file_sha256
 from storage.policies import open_policy
-from storage.records import ObjectRef, PolicyRef, sha256_hex
+from storage.records import PolicyRef, sha256_hex
 from storage.schemas import TRAIN
 from tasks.errors import Permanent
 from tasks.train.contract import Deviation, ReplayRequest, ReplayResult, TrainConfig, TrainEngine
@@ -30,8 +28,7 @@ def rerun(
     that state and weights are held against each other. The engine keeps the state if it is the
     recorded one, so that the steps of a run can be asked in order at the price of one each.
 
-    With `publish` the policy's files are uploaded where they are missing, under the keys and with
-    the digests that the record names. A second call uploads nothing.
+    The policy's files are in this host's cache afterwards, if they came out to the bit.
 
     Raises:
         NotFound: the step is not committed, or its experience is gone.
@@ -103,8 +100,6 @@ def _compared(  # noqa: PLR0913 - both sides, and where to compare them
     )
     if same and shard == expected:
         engine.adopt(committed.state_id)
-        if request.publish:
-            _put_back(store, engine, committed, workspace=workspace)
         return result
     # A mean over nothing that changed has no share; JSON has no infinity either.
     figures = {} if deviation is None else _figures(deviation)
@@ -143,31 +138,3 @@ def _open(store: ObjectStore, policy: PolicyRef, workspace: Workspace) -> Path |
         return open_policy(store, policy, cache=workspace.cache)
     except NotFound:
         return None
-
-
-def _put_back(
-    store: ObjectStore, engine: TrainEngine, committed: Committed, *, workspace: Workspace
-) -> None:
-    config = TrainConfig.model_validate(committed.record.request["config"])
-    directory = workspace.scratch / "policy-again"
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    engine.save_policy(directory, max_file_bytes=config.policy_file_bytes)
-    for ref in committed.policy.files:
-        path = directory / ref.key.rpartition("/")[2]
-        if not path.is_file() or file_sha256(path) != ref.sha256:
-            raise Permanent(
-                f"The policy of step {committed.step} of run {committed.commit.run} comes out with "
-                f"the right tensors, but {ref.key} with other bytes than sha256 {ref.sha256}: "
-                "this version of safetensors writes other files. Expected the recorded one."
-            )
-        if not _is_there(store, ref):
-            store.upload(ref.key, path)
-    shutil.rmtree(directory)
-
-
-def _is_there(store: ObjectStore, ref: ObjectRef) -> bool:
-    try:
-        return store.size(ref.key) == ref.num_bytes
-    except NotFound:
-        return False

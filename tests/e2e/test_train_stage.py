@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from infra.home import home as product_home
+from storage.errors import NotFound
 from storage.experience import read_shard
 from storage.layout import StepScope
 from storage.object_store import ObjectStore
@@ -237,16 +239,17 @@ def test_every_committed_step_is_replayed_to_the_bit_and_nothing_is_written(run,
 
 def test_a_policy_that_was_given_up_comes_back_by_replay(run, tmp_path):
     here = run.copy(tmp_path / "copy")
+    policy = train_request(here.store, CONFIG)[0].policy
     (path,) = (here.directory / f"runs/{RUN}/steps/00000002").rglob("model*.safetensors")
-    kept = path.read_bytes()
     path.unlink()
-    run.lab("forget_cached", [sha256_hex(kept)])
+    run.lab("forget_cached", [file.sha256 for file in policy.files])
     run.forget_state()
-    step = StepScope(run=RUN, step=2)
-    assert here.train(ReplayRequest(scope=step)).outcome == "to the bit"
+    with pytest.raises(NotFound):
+        open_policy(here.store, policy, cache=product_home() / "cache")
+    assert here.train(ReplayRequest(scope=StepScope(run=RUN, step=2))).outcome == "to the bit"
+    again = open_policy(here.store, policy, cache=product_home() / "cache")
+    assert policy_digest(again) == policy.digest
     assert not path.exists()
-    assert here.train(ReplayRequest(scope=step, publish=True)).outcome == "to the bit"
-    assert path.read_bytes() == kept
 
 
 @pytest.fixture(scope="module")

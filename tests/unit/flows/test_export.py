@@ -12,7 +12,7 @@ from storage.ledger import create_run, put_commit
 from storage.object_store import ObjectStore
 from storage.opening import open_store
 from storage.policies import write_policy
-from storage.records import Probe, sha256_hex
+from storage.records import Probe, StepCommit, sha256_hex
 from storage.retention import Rule
 from storage.safetensors_files import RawTensor, write_tensors
 from storage.store_config import StoreConfig
@@ -47,9 +47,13 @@ def committed(directory: Path, *, max_file_bytes: int) -> ObjectStore:
     return store
 
 
+def never(commit: StepCommit) -> None:
+    raise AssertionError(f"the policy of step {commit.step} is there")
+
+
 def test_a_policy_of_several_files_is_exported_with_its_index(tmp_path: Path):
     store = committed(tmp_path, max_file_bytes=64)
-    export_policy(store, "r", tmp_path / "out", cache=tmp_path / "cache")
+    export_policy(store, "r", tmp_path / "out", cache=tmp_path / "cache", bring_back=never)
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     assert index["weight_map"] == {
         "a": "model-00001-of-00002.safetensors",
@@ -60,18 +64,28 @@ def test_a_policy_of_several_files_is_exported_with_its_index(tmp_path: Path):
 
 def test_a_policy_of_one_file_needs_no_index(tmp_path: Path):
     store = committed(tmp_path, max_file_bytes=1 << 20)
-    export_policy(store, "r@0", tmp_path / "out", cache=tmp_path / "cache")
+    export_policy(store, "r@0", tmp_path / "out", cache=tmp_path / "cache", bring_back=never)
     assert len(list((tmp_path / "out").glob("*.safetensors"))) == 1
     assert not list((tmp_path / "out").glob("*.index.json"))
 
 
-def test_a_policy_that_retention_gave_up_says_how_it_comes_back(tmp_path: Path):
+def test_a_policy_that_retention_gave_up_is_asked_for_once_and_nothing_half_is_left(
+    tmp_path: Path,
+):
     store = open_store(StoreConfig(uri=str(tmp_path / "store")), writing=True)
     SyntheticRun(store, snapshots_every=0).steps(8)
     rule = Rule(policies_last=2, policies_every=4, snapshots_last=2, snapshots_every=9, pinned=[])
     run_gc(store, "r", rule=rule)
-    with pytest.raises(NotFound, match=r"given up by retention.*rollbook fork r@4 --run NEW"):
-        export_policy(store, "r@6", tmp_path / "out", cache=tmp_path / "cache")
+    asked: list[int] = []
+    with pytest.raises(NotFound):
+        export_policy(
+            store,
+            "r@6",
+            tmp_path / "out",
+            cache=tmp_path / "cache",
+            bring_back=lambda commit: asked.append(commit.step),
+        )
+    assert asked == [6]
     assert not (tmp_path / "out").exists()
 
 
