@@ -20,11 +20,13 @@ from storage.records import (
     GivenUp,
     InputRef,
     ObjectRef,
+    ParentRef,
     Plan,
     PolicyRef,
     Probe,
     PromptInputs,
     PromptSet,
+    Rebase,
     Record,
     RecordRef,
     RunRecord,
@@ -46,6 +48,10 @@ SCOPE = StepScope(run=RUN, step=3)
 SIGNER = Signer.from_private_bytes(bytes(range(32)))
 """A key for tests; ed25519 signs the same bytes the same way each time."""
 ODD = "a\x00b \u202e reversed \U0001f600"
+
+
+PARENT = ParentRef(run="before", step=2, sha256="8" * 64)
+REBASED = Rebase(steps=[2, 3], num_elements=17, max_abs_diff=3e-7, share=0.0125, was="e1", now="e2")
 
 
 def prompt_rows() -> list[dict[str, Any]]:
@@ -166,6 +172,7 @@ def make_records() -> dict[str, Record]:
             tolerance=1e-4,
             num_tokens=256,
         ),
+        rebased=REBASED,
         attempt="7f3a",
         environment={"python": "3.11.7", "package:torch": "2.13.0+cpu"},
         environment_digest="e",
@@ -185,6 +192,7 @@ def make_records() -> dict[str, Record]:
         revision=1,
         kind="train",
         reason="NaN in loss",
+        redo=1,
         previous="p",
         prompts=train_ref,
         shards=[
@@ -217,6 +225,8 @@ def make_records() -> dict[str, Record]:
         cursor=cursor,
         metrics={"reward_mean": 0.375, "kl": None},
         previous="p",
+        parent=PARENT,
+        rebased=REBASED,
         attempt="7f3a",
         committed_at="2026-11-29T22:00:00Z",
     )
@@ -260,7 +270,7 @@ def make_run() -> RunRecord:
         model=InputRef(digest="i", files={"tokenizer.json": ref("tokenizer.json")}),
         weights={"model.safetensors": "5" * 64},
         stop_token_ids=[2],
-        parent=None,
+        parent=PARENT,
         created_at="2026-11-29T22:00:00Z",
     )
 
