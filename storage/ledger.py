@@ -121,8 +121,13 @@ def head(store: ObjectStore, run: str) -> tuple[StepCommit, str] | None:
                 "not. Expected one unbroken chain: restore the missing commit from a copy."
             )
     for step in sorted(begun - {newest}):
-        _log.info(
-            "Step %d of run %s was begun and is not committed; resuming redoes it.", step, run
+        # The step after the head is what every kill leaves; one further on is no work of ours.
+        level = logging.INFO if step == newest + 1 else logging.WARNING
+        _log.log(
+            level,
+            "Step %d of run %s was begun and is not committed; resuming redoes it.",
+            step,
+            run,
         )
     return None if newest < first else read_commit(store, run, newest)
 

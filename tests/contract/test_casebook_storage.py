@@ -92,7 +92,7 @@ def test_s01_an_upload_broken_in_the_middle_is_no_object_and_the_next_start_drop
 def test_s02_a_step_with_weights_only_is_not_where_a_resume_begins_and_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.WARNING)
     store = open_store(StoreConfig(uri=str(tmp_path)), writing=True)
     make_chain(store, 21)
     put_weights(store, 30)
@@ -103,7 +103,7 @@ def test_s02_a_step_with_weights_only_is_not_where_a_resume_begins_and_is_named(
 def test_s05_a_pointer_to_a_step_that_is_not_whole_misleads_nobody(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.WARNING)
     store = open_store(StoreConfig(uri=str(tmp_path)), writing=True)
     make_chain(store, 41)
     put_weights(store, 50)
