@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import threading
@@ -20,6 +21,8 @@ from tasks.service_contract import ServiceSpec
 CLOSE_GRACE_S = 8.0
 _TAIL_LINES = 12
 _TAIL_BYTES = 16384
+_ROOM_BYTES = 1 << 20
+"""With less than this left, a child may have failed for it, and its log may miss the end."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +83,13 @@ class ChildProcess:
         """Returns the error that says how the process ended, with the end of its log."""
         code = self.process.returncode
         named = f"The {self.spec.name} process {self.pid}"
+        full = _full_disk(self.spec.log_dir)
         if code > 0:
-            return self.with_log(Permanent(f"{named} ended with exit code {code}."))
+            return self.with_log(Permanent(f"{named} ended with exit code {code}.{full}"))
         how = f"was ended by signal {-code}" if code else "was told to end"
         hint = " (often: memory ran out)" if code == -9 else ""
-        return self.with_log(Transient(f"{named} {how}{hint}. The next call starts another."))
+        words = f"{named} {how}{hint}. The next call starts another.{full}"
+        return self.with_log(Transient(words))
 
     def with_log(self, error: Transient | Permanent) -> Transient | Permanent:
         """Returns `error` with the last lines of this process's log, and where the log lies."""
@@ -111,18 +116,29 @@ def launch(spec: ChildSpec, *, scratch: Path) -> ChildProcess:
     """Starts the child and returns at once.
 
     Raises:
-        Permanent: there is no such interpreter.
+        Permanent: there is no such interpreter, or the files cannot be written that it reads.
     """
     directory = scratch / f"{spec.name}-{secrets.token_hex(6)}"
-    directory.mkdir(mode=0o700)
-    _write_private(directory / "token", secrets.token_urlsafe(32))
-    _write_private(directory / "spec.json", _service_spec(spec, directory).to_bytes().decode())
+    try:
+        _make_talking_place(spec, directory)
+    except OSError as error:
+        raise Permanent(
+            f"The {spec.name} process cannot start: its files in {directory} cannot be written: "
+            f"{error.strerror}. Free space there (all of {spec.home / 'cache'} may be deleted), "
+            "or set ROLLBOOK_HOME to a larger disk, then resume."
+        ) from error
     spec.log_dir.mkdir(parents=True, exist_ok=True)
     with spec.log_path.open("ab") as log:
         log_start = log.seek(0, os.SEEK_END)
         process = _popen(spec, spec_file=directory / "spec.json", log=log.fileno())
     threading.Thread(target=_kill_what_is_left, args=(process.pid,), daemon=True).start()
     return ChildProcess(spec, process, directory, log_start)
+
+
+def _make_talking_place(spec: ChildSpec, directory: Path) -> None:
+    directory.mkdir(mode=0o700)
+    _write_private(directory / "token", secrets.token_urlsafe(32))
+    _write_private(directory / "spec.json", _service_spec(spec, directory).to_bytes().decode())
 
 
 def _popen(spec: ChildSpec, *, spec_file: Path, log: int) -> "subprocess.Popen[bytes]":
@@ -177,3 +193,11 @@ def _last_lines(log: Path, *, start: int) -> list[str]:
         file.seek(max(start, size - _TAIL_BYTES))
         text = file.read().decode("utf-8", "replace")
     return [line.rstrip() for line in text.splitlines() if line.strip()][-_TAIL_LINES:]
+
+
+def _full_disk(directory: Path) -> str:
+    """Returns what to say of a death if hardly anything can be written there; empty if it can."""
+    free = shutil.disk_usage(directory).free
+    if free >= _ROOM_BYTES:
+        return ""
+    return f" The disk of {directory} is full ({free} bytes free): free space there, then resume."

@@ -63,7 +63,7 @@ class InProcess:
         try:
             result = self._stage.run(request, self._store, self._engine, workspace=self._workspace)
         except Exception as error:
-            raise attributed(error) from error
+            raise attributed(error, workspace=self._workspace) from error
         assert isinstance(result, result_type)
         return result
 

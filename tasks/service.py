@@ -116,7 +116,7 @@ class Served:
             self._start_engine()
         except Exception as error:
             logger.exception("%s did not start", self._spec.engine)
-            body = ErrorBody.of(attributed(error))
+            body = ErrorBody.of(attributed(error, workspace=self._workspace))
             self.health = Health(status="failed", message=body.message, error=body)
         else:
             self.health = Health(status="ready", message=f"{self._spec.engine} is ready")
@@ -159,7 +159,7 @@ class Served:
             return self._stage.run(request, self._store, self._engine, workspace=self._workspace)
         except Exception as error:
             logger.exception("%s failed", type(request).__name__)
-            raise attributed(error) from error
+            raise attributed(error, workspace=self._workspace) from error
 
 
 def make_app(served: Served, token: str) -> FastAPI:

@@ -1,5 +1,6 @@
 """Where a stage may put local files; nothing in here is ever the only copy of anything."""
 
+import errno
 import fcntl
 import os
 import shutil
@@ -24,6 +25,25 @@ CACHE_VARIABLE = "ROLLBOOK_CACHE_GIB"
 _DEFAULT_CACHE_GIB = 20.0
 _SMALL_BYTES = 1 << 20
 """Smaller files (tokenizers, probes) are never trimmed: they are what everything starts with."""
+
+
+_FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
+
+
+def full_disk(workspace: Workspace, text: str) -> str:
+    """Returns what an error message on a full disk lacks: where, and what to do.
+
+    Empty if `text` speaks of nothing of the kind, or names the place. Goes by words: libraries
+    and trainer ranks pass no error number on.
+    """
+    places = (workspace.scratch.parent, workspace.cache)
+    if not any(word in text for word in _FULL) or any(str(place) in text for place in places):
+        return ""
+    scratch, cache = (f"{place} ({shutil.disk_usage(place).free} bytes free)" for place in places)
+    return (
+        f"Local files lie in {scratch} and {cache}. Free space there (all of the cache may be "
+        "deleted), or set ROLLBOOK_HOME to a larger disk, then resume."
+    )
 
 
 def trim_cache(cache: Path) -> None:

@@ -1,5 +1,6 @@
 """Starts the echo stage as the product starts an engine."""
 
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,6 +63,19 @@ def echo_spec(tmp_path: Path, store: StoreConfig, model: InputRef) -> Callable[.
 def echo(echo_spec: Callable[..., ChildSpec], workspace: Workspace) -> Iterator[Child]:
     with Child(echo_spec(), workspace=workspace) as child:
         yield child
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(directory)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    yield directory
+    subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
 def is_gone(pid: int, *, within_s: float = 10.0) -> bool:

@@ -74,6 +74,8 @@ def run(
         raise Unavailable("the store is out of reach")
     if request.do == "corrupt":
         raise Corrupt("runs/a/b does not match its digest")
+    if request.do == "full disk":
+        raise RuntimeError("I/O error: No space left on device (os error 28)")
     if request.do == "temporary file":
         return EchoResult(text=tempfile.mkstemp()[1], pid=0, rank_pid=0, calls=0)
     return EchoResult(

@@ -1,5 +1,6 @@
 """A stage's service as a child process: calls, failures, and every way to end."""
 
+import contextlib
 import os
 import pickle
 import signal
@@ -104,6 +105,38 @@ def test_an_engine_that_exits_at_start_is_reported_with_its_last_lines(
         pytest.raises(Permanent, match=r"(?s)exit code 3.*vendor says: good bye"),
     ):
         child.wait_ready()
+
+
+def fill(directory: Path) -> None:
+    with (directory / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def test_a_child_whose_files_find_no_room_says_where(
+    echo_spec: Callable[..., ChildSpec], small_disk: Path
+) -> None:
+    with open_workspace(small_disk) as workspace:
+        fill(small_disk)
+        with Child(echo_spec(), workspace=workspace) as child, pytest.raises(Permanent) as full:
+            child.start()
+    message = str(full.value)
+    assert f"its files in {small_disk / 'scratch'}" in message
+    assert "No space left on device. Free space there" in message
+
+
+def test_a_child_that_dies_while_its_log_finds_no_room_says_where(
+    echo_spec: Callable[..., ChildSpec], workspace: Workspace, small_disk: Path
+) -> None:
+    spec = replace(echo_spec(), log_dir=small_disk / "logs")
+    with Child(spec, workspace=workspace) as child:
+        child.wait_ready()
+        fill(small_disk)
+        with pytest.raises(Transient) as died:
+            child.run(EchoRequest(do="kill"), EchoResult)
+    cause = str(died.value).splitlines()[0]
+    assert "was ended by signal 9" in cause
+    assert f"The disk of {small_disk / 'logs'} is full (0 bytes free)" in cause
 
 
 def test_a_missing_interpreter_says_what_to_do(

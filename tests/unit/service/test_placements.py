@@ -49,6 +49,18 @@ def test_errors_are_alike(client: StageClient) -> None:
     assert str(permanent.value) == "Corrupt: runs/a/b does not match its digest"
 
 
+def test_a_full_disk_is_reported_with_its_place_and_a_cure(
+    client: StageClient, workspace: Workspace
+) -> None:
+    with pytest.raises(Permanent) as full:
+        client.run(EchoRequest(do="full disk"), EchoResult)
+    message = str(full.value)
+    assert message.startswith("RuntimeError: I/O error: No space left on device (os error 28). ")
+    assert f"Local files lie in {workspace.scratch.parent} (" in message
+    assert f" and {workspace.cache} (" in message
+    assert message.endswith("then resume.")
+
+
 def test_a_child_that_only_reads_leaves_its_store_as_it_was(
     echo_spec: Callable[..., ChildSpec], workspace: Workspace
 ) -> None:
