@@ -56,18 +56,16 @@ def phases(store: ObjectStore, record: RunRecord, wishes: Wishes, *, last: int) 
     changed = changed_config(
         now, wishes.overrides, run=record.run, step=commit.step if commit else 0
     )
+    supersede = _supersede(wishes)
+    if supersede is None and found is not None and changed != now:
+        return [Phase(now, step, None, wishes.rebase), Phase(changed, last, None, wishes.rebase)]
+    return [Phase(changed, last, supersede, wishes.rebase)]
+
+
+def _supersede(wishes: Wishes) -> Supersede | None:
     if wishes.redo:
-        supersede = Supersede("train", _reason(wishes), afresh=not wishes.overrides)
-        return [Phase(changed, last, supersede, wishes.rebase)]
-    supersede = Supersede("skipped", _reason(wishes), afresh=True) if wishes.skip_step else None
-    if changed == now:
-        return [Phase(now, last, supersede, wishes.rebase)]
-    if found is None and supersede is None:
-        return [Phase(changed, last, None, wishes.rebase)]
-    return [
-        Phase(now, step, supersede, wishes.rebase),
-        Phase(changed, last, None, wishes.rebase),
-    ]
+        return Supersede("train", _reason(wishes), afresh=not wishes.overrides)
+    return Supersede("skipped", _reason(wishes), afresh=True) if wishes.skip_step else None
 
 
 def _plan_of(store: ObjectStore, commit: StepCommit | None) -> Plan | None:

@@ -3,7 +3,7 @@
 import hashlib
 
 from flows.config import RunConfig
-from flows.session import Session, Supersede
+from flows.session import Session
 from storage.layout import StepScope
 from storage.ledger import adopt_plan, current_plan, record_ref
 from storage.records import (
@@ -21,7 +21,7 @@ from tasks.prompts.task import prompts
 
 def config_as_of(record: RunRecord, plan: Plan | None) -> RunConfig:
     """Returns the config that a plan was made with; the run's own before its first plan."""
-    return RunConfig.model_validate((plan.configs if plan else None) or record.config)
+    return RunConfig.model_validate({**record.config, **(plan.configs if plan else {})})
 
 
 def plan_step(session: Session, scope: StepScope) -> tuple[Plan, ObjectRef]:
@@ -37,8 +37,16 @@ def plan_step(session: Session, scope: StepScope) -> tuple[Plan, ObjectRef]:
     revision = before.revision + 1 if before else 0
     # From 1 on, because 0 is no field of a request: a first plan cannot be afresh.
     redo = max(revision, 1) if change and change.afresh else before.redo if before else 0
-    plan = _new_plan(session, scope, revision=revision, redo=redo, change=change)
-    return adopt_plan(session.store, plan)
+    skipped = change is not None and change.kind == "skipped"
+    # What is skipped are the groups that were planned, whatever config goes on from here.
+    config = config_as_of(session.run, before) if skipped and before else session.config
+    num_groups = config.prompts.groups_per_step
+    made = _new_plan(session, scope, num_groups=num_groups, redo=redo)
+    if change is not None:
+        shards = [] if skipped else made.shards
+        fields = {"kind": change.kind, "reason": change.reason, "shards": shards}
+        made = made.model_copy(update=fields)
+    return adopt_plan(session.store, made.model_copy(update={"revision": revision}))
 
 
 def genesis_plan(session: Session, scope: StepScope) -> tuple[Plan, ObjectRef]:
@@ -62,34 +70,29 @@ def genesis_plan(session: Session, scope: StepScope) -> tuple[Plan, ObjectRef]:
     return adopt_plan(session.store, plan)
 
 
-def _new_plan(
-    session: Session, scope: StepScope, *, revision: int, redo: int, change: Supersede | None
-) -> Plan:
-    config, previous = session.config, session.last_commit
+def _new_plan(session: Session, scope: StepScope, *, num_groups: int, redo: int) -> Plan:
+    previous = session.last_commit
     drawn = prompts(
         PromptsRequest(
             scope=scope,
-            seed=config.seed,
+            seed=session.config.seed,
             inputs=session.run.prompts,
             cursor=previous.cursor,
-            num_groups=config.prompts.groups_per_step,
+            num_groups=num_groups,
             redo=redo,
         ),
         session.stages.prompts,
     )
-    kind = change.kind if change else "train"
     return Plan(
         run=scope.run,
         step=scope.step,
-        revision=revision,
-        kind=kind,
-        reason=change.reason if change else None,
+        kind="train",
         redo=redo,
         previous=session.last_digest,
         prompts=record_ref(scope, drawn.record, store=session.store),
-        shards=[] if kind == "skipped" else _shards(session, previous),
+        shards=_shards(session, previous),
         cursor=drawn.cursor,
-        configs=config.model_dump(mode="json"),
+        configs=session.config.model_dump(mode="json"),
     )
 
 

@@ -27,6 +27,7 @@ from storage.ledger import first_step, head, read_run
 from storage.object_store import ObjectStore
 from storage.opening import open_store
 from storage.store_config import StoreConfig
+from tasks.errors import Permanent
 from tasks.workspace import open_workspace
 
 
@@ -246,10 +247,24 @@ def _advance_session(session: Session, until: int, *, last: int | None, lease: L
     while session.last_commit.step < until:
         stop_if_lost(lease)
         began = time.monotonic()
-        step(run, session.last_commit.step + 1)
+        _step(session)
         watcher.committed(session.last_commit, seconds=time.monotonic() - began)
         silent = _count_silent(session, silent)
         _evaluate_if_due(session, last)
+
+
+def _step(session: Session) -> None:
+    run, number = session.run.run, session.last_commit.step + 1
+    try:
+        step(run, number)
+    except Permanent:
+        session.watcher.say(
+            f"step {number} failed in a way that trying again repeats. Every commit is kept. When "
+            f"what is said below is mended, `rollbook resume {run}` goes on; with --redo it does "
+            "the step's work afresh (with --redo --set KEY=VALUE under another config), with "
+            "--skip-step it passes the step over"
+        )
+        raise
 
 
 def stop_if_lost(lease: Lease) -> None:

@@ -8,7 +8,7 @@ import tasks.checkpoint.stage as checkpoint_stage
 import tasks.prompts.stage as prompts_stage
 import tasks.reward.stage as reward_stage
 from flows.config import RunConfig
-from flows.signing import find_signer
+from flows.signing import KEY_VARIABLE, find_signer
 from flows.topologies.stages import Stages
 from infra.home import engines_python, home
 from storage.object_store import ObjectStore
@@ -47,6 +47,8 @@ def colocated(
             home=home(),
             log_dir=logs,
             python=python or engines_python(),
+            # Engines sign nothing, and run code of models.
+            environment={KEY_VARIABLE: ""},
         )
         return Child(spec, workspace=workspace, say=say)
 

@@ -148,7 +148,9 @@ def test_a_lost_object_of_an_open_step_is_made_again_by_a_redo(
     (directory / "runs/lossy/steps/00000004/commit.json").unlink(missing_ok=True)
     for shard in (directory / "runs/lossy/steps/00000004/attempts").rglob("rollout-*.parquet"):
         shard.unlink()
-    assert "--redo" in last_line(cli("resume", "lossy", "--steps", "1", *at(directory)))
+    failed = cli("resume", "lossy", "--steps", "1", *at(directory))
+    assert "rollout-0000.parquet" in last_line(failed)
+    assert "--redo" in failed.stderr
     cli.ok("resume", "lossy", "--steps", "1", "--redo", *at(directory))
     assert plan_of(store, "lossy", 4).redo == 1
     assert record_of(store, "lossy", 4, "rollout-0000").request["redo"] == 1

@@ -77,14 +77,14 @@ def test_redo_with_nothing_changed_does_all_work_afresh(store, run):
     assert phase.supersede == Supersede("train", "asked for", afresh=True)
 
 
-def test_skip_passes_over_the_open_step_under_its_own_config(store, run):
+def test_skip_passes_over_the_open_step_and_goes_on_as_wished(store, run):
+    open_step(store)
     wishes = Wishes(SLOWER.overrides, skip_step=True)
-    skipped, rest = phases(store, run, wishes, last=5)
-    assert (skipped.until, skipped.config) == (2, CONFIG)
-    assert skipped.supersede is not None
-    assert skipped.supersede.kind == "skipped"
-    assert "learning_rate" in skipped.supersede.reason
-    assert (rest.until, rest.supersede) == (5, None)
+    (phase,) = phases(store, run, wishes, last=5)
+    assert (phase.until, phase.config.train.learning_rate) == (5, 1e-6)
+    assert phase.supersede is not None
+    assert phase.supersede.kind == "skipped"
+    assert "learning_rate" in phase.supersede.reason
 
 
 @pytest.mark.parametrize(
