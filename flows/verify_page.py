@@ -143,7 +143,7 @@ def _lines(report: Report) -> list[str]:
     trust = "" if not report.signatures.startswith("self") else "; --key FILE says whom you trust"
     lines.append(report.signatures + trust)
     for kind, number in report.given_up.items():
-        lines.append(f"given up by retention: {number} {kind}; replay brings them back")
+        lines.append(f"given up by retention: {count(number, kind)}; a policy comes back by replay")
     lines += _left(report)
     lines += [f"note: {note}" for note in report.notes]
     return lines

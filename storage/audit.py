@@ -33,7 +33,7 @@ from storage.signing import PublicKey
 STEPS_AT_A_TIME = 8
 """One piece of work: each begins with one look at the commit before it."""
 
-NUM_THREADS = 8
+NUM_THREADS = 16
 """Readers; they wait for the store, and hashing lets the others run."""
 
 KNOWN_FOLDERS = ("steps", "evals", "leases", "gc")

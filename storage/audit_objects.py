@@ -21,7 +21,7 @@ from storage.records import (
     why_invalid,
 )
 
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 4 << 20
 """Read at once; what a thread of an audit holds of a large object."""
 
 MAX_RECORD_BYTES = 64 << 20
@@ -193,7 +193,7 @@ def _is_given_up(bench: Bench, ref: ObjectRef, *, may_be_given_up: bool) -> bool
     there = bench.size(ref.key) is not None
     if not may_be_given_up or there or not bench.given_up(ref.key):
         return False
-    bench.tally.given_up["snapshot files" if "/snapshot/" in ref.key else "policy files"] += 1
+    bench.tally.given_up["snapshot file" if "/snapshot/" in ref.key else "policy file"] += 1
     return True
 
 

@@ -35,7 +35,7 @@ KINDS = {
     "train shard": r".*/steps/.*/attempts/[^/]+/train\.parquet",
     "policy file": r".*/policy/.*\.safetensors",
     "probe": r".*/probe\.json",
-    "snapshot file": r".*/snapshot/.*",
+    "snapshot file": r".*/attempts/[^/]+/snapshot/.*",
     "evaluation": r".*/evals/.*/eval\.json",
     "evaluation's rollout record": r".*/evals/.*/stages/rollout-\d+/.*",
     "evaluation's reward record": r".*/evals/.*/stages/reward-\d+/.*",

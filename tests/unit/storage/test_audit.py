@@ -389,7 +389,7 @@ def test_what_retention_gave_up_is_no_break(store: MemoryStore):
     give_up(store, keys, head=5)
     found = audit(store)
     assert said(found) == ""
-    assert found.tally.given_up == {"policy files": 2, "snapshot files": 1}
+    assert found.tally.given_up == {"policy file": 2, "snapshot file": 1}
 
 
 def test_a_gc_record_excuses_neither_genesis_nor_the_head_nor_experience(store: MemoryStore):
