@@ -66,6 +66,7 @@ class Engine:
         self._workspace = workspace
         self._ranks: Ranks | None = None
         self._state_id: str | None = None
+        self._has_weights = False
 
     @property
     def state_id(self) -> str | None:
@@ -80,6 +81,7 @@ class Engine:
     def open(self) -> Ranks:
         """Returns the ranks, started if none run."""
         if self._ranks is None or self._ranks.closed:
+            self._has_weights = False
             extensions = build.ensure(self._workspace.cache)
             self._ranks = Ranks(
                 self._config,
@@ -96,10 +98,12 @@ class Engine:
             return
         logger.info("train config changed; restarting the ranks")
         directory = Path(tempfile.mkdtemp(dir=self._workspace.scratch))
-        if held:
+        # Named or not: in a replay, the state between two steps has no name.
+        moves = bool(self.pids) and self._has_weights
+        if moves:
             self._call("save_snapshot", str(directory))
         self.close()
-        if held:
+        if moves:
             self.restore(directory)
             self._state_id = held
         shutil.rmtree(directory)
@@ -113,6 +117,7 @@ class Engine:
         self._state_id = None
         self.open()
         self._call("initialise", str(model_dir))
+        self._has_weights = True
 
     def restore(self, snapshot_dir: Path) -> None:
         """Takes masters, moments and RNG from a snapshot directory. State id stays None.
@@ -123,6 +128,7 @@ class Engine:
         self._state_id = None
         self.open()
         self._call("restore", str(snapshot_dir))
+        self._has_weights = True
 
     def environment(self) -> dict[str, str]:
         """Returns what the bits depend on besides the request and the installed packages."""
