@@ -17,7 +17,6 @@ class Lab:
     """A child process in the engines' environment that calls functions of `in_engines`."""
 
     def __init__(self, log: Path, **variables: str) -> None:
-        threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 [engines_python(), "-m", "tests.unit.train.in_engines"],
