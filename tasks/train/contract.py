@@ -228,16 +228,21 @@ class ReplayRequest(Record):
     """See `TrainConfig.rebase_tolerance`."""
 
 
+ReplayOutcome = Literal["to the bit", "within tolerance", "not comparable", "differs"]
+
+
 class ReplayResult(Record):
     """How a replayed train stage compares with its record.
 
     `to the bit`: policy, train shard and, where recorded, state. `not comparable`: other bits under
-    another environment (`environment_changes` says in what). The figures are of the published
+    another environment (`environment_changes` says in what), or from a state that another one had
+    to be rebased for. `differs`: other bits where they are promised; on other devices, beyond
+    tolerance under the recorded environment. The figures are of the published
     weights: largest and mean difference over all elements, and the mean over the mean change that
     the step had made (`share`); null where nothing was compared element by element.
     """
 
-    outcome: Literal["to the bit", "within tolerance", "not comparable", "differs"]
+    outcome: ReplayOutcome
     policy_digest: str
     expected_policy_digest: str
     state_digest: str | None

@@ -46,7 +46,9 @@ def hold_state(  # noqa: PLR0913 - what to hold, from where, and how exactly
 
     Does nothing if it holds it already. A snapshot that cannot be read costs time only: an older
     one is taken and more is replayed; without any, genesis is imported again from policy 0. Every
-    replayed step must give the committed policy and state, or is rebased (see `settle`).
+    replayed step must give the committed policy and state, or is rebased (see `settle`). A rebased
+    state is not the one of that id: the engine holds it without a name, so that a second call
+    restores and says so again.
 
     Args:
         store: holds the run.
@@ -83,10 +85,12 @@ def hold_state(  # noqa: PLR0913 - what to hold, from where, and how exactly
     for committed in reversed(pending):
         retrain(store, engine, committed)
         settle(settlement, committed, last=committed.state_id == state_id)
-    engine.adopt(state_id)
+    rebased = settlement.rebase_record()
+    if rebased is None:
+        engine.adopt(state_id)
     if pending:
         notes.append(f"replayed {len(pending)} steps to restore the state")
-    return Restored(len(pending), settlement.rebase_record(), notes)
+    return Restored(len(pending), rebased, notes)
 
 
 def _walk(store: ObjectStore, state_id: str, scope: StepScope) -> Iterator[Committed]:

@@ -190,7 +190,7 @@ def _check_allowed(
         f"policy {policy} and state {state}. Expected policy {committed.policy.digest} and state "
         f"{record.state_digest}, which the commit names"
     )
-    if not _promises_bits(settlement.engine):
+    if not promises_bits(settlement.engine):
         return
     if not changes:
         raise Permanent(
@@ -205,7 +205,8 @@ def _check_allowed(
         )
 
 
-def _promises_bits(engine: TrainEngine) -> bool:
+def promises_bits(engine: TrainEngine) -> bool:
+    """Tells whether equal requests give equal bits on the engine's device."""
     return engine.environment()["device"] == "cpu"
 
 

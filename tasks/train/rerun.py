@@ -12,10 +12,24 @@ from storage.policies import open_policy
 from storage.records import PolicyRef, sha256_hex
 from storage.schemas import TRAIN
 from tasks.errors import Permanent
-from tasks.train.contract import Deviation, ReplayRequest, ReplayResult, TrainConfig, TrainEngine
+from tasks.train.contract import (
+    Deviation,
+    ReplayOutcome,
+    ReplayRequest,
+    ReplayResult,
+    TrainConfig,
+    TrainEngine,
+)
 from tasks.train.experience import train_table
-from tasks.train.history import hold_state, train_record
-from tasks.train.replay import Committed, Retrained, described, published_digest, retrain
+from tasks.train.history import Restored, hold_state, train_record
+from tasks.train.replay import (
+    Committed,
+    Retrained,
+    described,
+    promises_bits,
+    published_digest,
+    retrain,
+)
 from tasks.workspace import Workspace
 
 
@@ -25,8 +39,9 @@ def rerun(
     """Returns how the train stage of a committed step comes out when it is run again.
 
     The state before it is restored as for a resume. Genesis is imported from its own policy, so
-    that state and weights are held against each other. The engine keeps the state if it is the
-    recorded one, so that the steps of a run can be asked in order at the price of one each.
+    that state and weights are held against each other, unless publishing rounded them. The engine
+    keeps the state if it is the recorded one, so that the steps of a run can be asked in order at
+    the price of one each.
 
     The policy's files are in this host's cache afterwards, if they came out to the bit.
 
@@ -45,7 +60,7 @@ def rerun(
         )
     committed = Committed(commit, record)
     if commit.kind == "genesis":
-        retrained, replayed = _import(store, engine, committed, workspace=workspace), 0
+        retrained, restored = _import(store, engine, committed, workspace=workspace), Restored()
     else:
         before = record.request["state_id"]
         restored = hold_state(
@@ -58,8 +73,8 @@ def rerun(
             # Steps before are judged when they are asked for themselves.
             tolerance=math.inf,
         )
-        retrained, replayed = retrain(store, engine, committed), restored.replayed
-    return _compared(request, store, engine, committed, retrained, replayed, workspace=workspace)
+        retrained = retrain(store, engine, committed)
+    return _compared(request, store, engine, committed, retrained, restored, workspace=workspace)
 
 
 def _import(
@@ -75,7 +90,7 @@ def _compared(  # noqa: PLR0913 - both sides, and where to compare them
     engine: TrainEngine,
     committed: Committed,
     retrained: Retrained | None,
-    replayed: int,
+    restored: Restored,
     *,
     workspace: Workspace,
 ) -> ReplayResult:
@@ -83,29 +98,49 @@ def _compared(  # noqa: PLR0913 - both sides, and where to compare them
     changes = environment.changes(record.environment, described(engine))
     policy = published_digest(engine, committed, workspace=workspace)
     state = engine.state_digest() if record.state_digest else None
+    asked = state, record.state_digest
+    if state != record.state_digest and _is_rounded(committed):
+        asked = None, None
     shard = _train_sha256(retrained) if retrained else None
     expected = record.outputs["train"].sha256 if retrained else None
-    same = (policy, state) == (committed.policy.digest, record.state_digest)
+    same = policy == committed.policy.digest and asked[0] == asked[1]
     deviation = None if same else _deviation(store, engine, committed, workspace=workspace)
     result = ReplayResult(
         outcome="to the bit",
         policy_digest=policy,
         expected_policy_digest=committed.policy.digest,
-        state_digest=state,
-        expected_state_digest=record.state_digest,
+        state_digest=asked[0],
+        expected_state_digest=asked[1],
         train_sha256=shard,
         expected_train_sha256=expected,
         environment_changes=changes,
-        replayed=replayed,
+        replayed=restored.replayed,
     )
     if same and shard == expected:
-        engine.adopt(committed.state_id)
+        if state == record.state_digest:
+            engine.adopt(committed.state_id)
         return result
     # A mean over nothing that changed has no share; JSON has no infinity either.
     figures = {} if deviation is None else _figures(deviation)
     close = deviation is not None and deviation.share <= request.tolerance
-    outcome = "differs" if not changes else "within tolerance" if close else "not comparable"
+    # What began with a rebased state began with other moments than the recorded step.
+    elsewhere = bool(changes) or restored.rebased is not None
+    outcome = _outcome(promised=promises_bits(engine), elsewhere=elsewhere, close=close)
     return result.model_copy(update={"outcome": outcome, **figures})
+
+
+def _is_rounded(committed: Committed) -> bool:
+    """Tells whether the masters may be others than an import of the published weights gives."""
+    config = TrainConfig.model_validate(committed.record.request["config"])
+    return committed.commit.kind == "genesis" and config.dtype != "float32"
+
+
+def _outcome(*, promised: bool, elsewhere: bool, close: bool) -> ReplayOutcome:
+    if promised and not elsewhere:
+        return "differs"
+    if close:
+        return "within tolerance"
+    return "not comparable" if elsewhere else "differs"
 
 
 def _figures(deviation: Deviation) -> dict[str, float | None]:
