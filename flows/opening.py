@@ -13,16 +13,17 @@ from flows.session import Session, Unsaved, registered
 from flows.topologies import TOPOLOGIES
 from infra.home import home
 from storage.errors import StorageError
+from storage.given_up import is_there
 from storage.layout import StepScope, run_prefix
 from storage.leases import Lease, hold
-from storage.ledger import ancestors, commits, find_record, first_step, head, read_run, record_ref
+from storage.ledger import ancestors, commits, first_step, head, read_run, record_ref
 from storage.object_store import ObjectStore
 from storage.opening import sweep
-from storage.records import StageRecord, StepCommit, request_digest
+from storage.records import RecordRef, StepCommit
 from storage.store_config import StoreConfig
 from tasks.errors import Permanent, Transient
-from tasks.train.contract import SnapshotRequest, SnapshotResult, snapshot_body
-from tasks.train.history import find_snapshot, train_record
+from tasks.train.contract import SnapshotRequest, SnapshotResult
+from tasks.train.history import find_snapshot, stop_snapshot, train_record
 from tasks.workspace import Workspace, open_workspace
 
 NUM_CHECKED_COMMITS = 100
@@ -114,19 +115,22 @@ def _look_back(session: Session) -> None:
             break
         unsaved.trained(record, seconds=commit.metrics.get("train_s") or 0.0)
     session.unsaved = unsaved
-    made = _stop_snapshot(store, head_commit)
-    if made is not None:
-        scope = StepScope(run=head_commit.run, step=head_commit.step)
-        session.stop_snapshot = [record_ref(scope, made, store=store)]
+    session.stop_snapshot = snapshot_to_name(store, head_commit)
 
 
-def _stop_snapshot(store: ObjectStore, commit: StepCommit) -> StageRecord | None:
-    return find_record(
-        store,
-        StepScope(run=commit.run, step=commit.step),
-        stage="snapshot",
-        request_digest=request_digest("snapshot", snapshot_body(commit.state_id)),
-    )
+def snapshot_to_name(store: ObjectStore, commit: StepCommit) -> list[RecordRef]:
+    """Returns the record that the next commit has to name: of a stop's snapshot, if it is whole.
+
+    One with a lost file is named by nobody: replay brings the state back, and a commit that named
+    it would never be closed.
+    """
+    made = stop_snapshot(store, commit)
+    if made is None or made.snapshot is None:
+        return []
+    if not all(is_there(store, ref) for ref in made.snapshot.files.values()):
+        return []
+    scope = StepScope(run=commit.run, step=commit.step)
+    return [record_ref(scope, made, store=store)]
 
 
 @contextmanager

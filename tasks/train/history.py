@@ -122,13 +122,18 @@ def find_snapshot(
     """Returns the snapshot of the state that a commit ends in: its own, or one made at a stop."""
     if record.snapshot is not None:
         return record.snapshot
-    made = find_record(
+    made = stop_snapshot(store, commit)
+    return made.snapshot if made else None
+
+
+def stop_snapshot(store: ObjectStore, commit: StepCommit) -> StageRecord | None:
+    """Returns the record of the snapshot that a graceful stop made after a commit, if one did."""
+    return find_record(
         store,
         StepScope(run=commit.run, step=commit.step),
         stage="snapshot",
         request_digest=request_digest("snapshot", snapshot_body(commit.state_id)),
     )
-    return made.snapshot if made else None
 
 
 def _restore(

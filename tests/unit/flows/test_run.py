@@ -17,7 +17,7 @@ from storage.errors import Corrupt, LeaseHeld, NotFound
 from storage.layout import commit_key, lease_key, run_key
 from storage.leases import hold
 from tasks.workspace import Workspace
-from tests.contract import records
+from tests.contract import complete_run, records
 from tests.contract.faulty_store import FaultyStore
 
 
@@ -104,3 +104,16 @@ def test_only_the_last_commits_are_read_before_engines_start(monkeypatch: pytest
     read = {call for call in store.calls if call.startswith("get ")}
     commit_gets = {f"get {commit_key('r', step)}" for step in (3, 4, 5)}
     assert read == {f"get {run_key('r')}", *commit_gets}
+
+
+def test_a_snapshot_of_a_stop_that_lost_a_file_is_not_named_by_the_next_commit():
+    store = MemoryStore(uuid.uuid4().hex)
+    written = complete_run.write_run(store, 1)
+    assert opening.snapshot_to_name(store, written.commit) == []
+    ref = complete_run.write_stop(store, written)
+    assert opening.snapshot_to_name(store, written.commit) == [ref]
+    made = ledger.read_record(store, ref)
+    assert made.snapshot is not None
+    # Else the step could be trained by replay, but never be committed.
+    store.delete(next(iter(made.snapshot.files.values())).key)
+    assert opening.snapshot_to_name(store, written.commit) == []
