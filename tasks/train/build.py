@@ -6,6 +6,7 @@ the installer does it ahead.
 
 import argparse
 import fcntl
+import hashlib
 import importlib.metadata
 import logging
 import os
@@ -21,9 +22,14 @@ _TAIL_BYTES = 2000
 
 
 def extensions_dir(cache: Path) -> Path:
-    """Returns where compiled ops lie, one directory per pair of library versions."""
+    """Returns where compiled ops lie: one directory per pair of library versions and environment.
+
+    The compiler is given the environment's path, and another path means compiling again: two
+    environments that share a cache would do so by turns.
+    """
     versions = [f"{name}-{importlib.metadata.version(name)}" for name in ("torch", "deepspeed")]
-    return cache / "torch-extensions" / "-".join(versions)
+    environment = hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
+    return cache / "torch-extensions" / "-".join([*versions, environment])
 
 
 def ensure(cache: Path) -> Path:
