@@ -37,6 +37,7 @@ def genesis(run: str) -> None:
         model_dir=str(model_dir),
         seed=config.seed,
         config=TrainConfig.model_validate(plan.configs["train"]),
+        redo=plan.redo,
     )
     trained = train(request, session.stages.train)
     result = checkpoint(

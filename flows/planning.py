@@ -3,7 +3,7 @@
 import hashlib
 
 from flows.config import RunConfig
-from flows.session import Session
+from flows.session import Session, Supersede
 from storage.layout import StepScope
 from storage.ledger import adopt_plan, current_plan, record_ref
 from storage.records import (
@@ -34,9 +34,7 @@ def plan_step(session: Session, scope: StepScope) -> tuple[Plan, ObjectRef]:
     if found is not None and change is None:
         return found
     before = found[0] if found else None
-    revision = before.revision + 1 if before else 0
-    # From 1 on, because 0 is no field of a request: a first plan cannot be afresh.
-    redo = max(revision, 1) if change and change.afresh else before.redo if before else 0
+    revision, redo = _revised(before, change)
     skipped = change is not None and change.kind == "skipped"
     # What is skipped are the groups that were planned, whatever config goes on from here.
     config = config_as_of(session.run, before) if skipped and before else session.config
@@ -55,10 +53,12 @@ def genesis_plan(session: Session, scope: StepScope) -> tuple[Plan, ObjectRef]:
     change, session.supersede = session.supersede, None
     if found is not None and change is None:
         return found
+    revision, redo = _revised(found[0] if found else None, change)
     plan = Plan(
         run=scope.run,
         step=scope.step,
-        revision=found[0].revision + 1 if found else 0,
+        revision=revision,
+        redo=redo,
         kind="genesis",
         reason=change.reason if change else None,
         previous=session.run_digest,
@@ -68,6 +68,15 @@ def genesis_plan(session: Session, scope: StepScope) -> tuple[Plan, ObjectRef]:
         configs=session.config.model_dump(mode="json"),
     )
     return adopt_plan(session.store, plan)
+
+
+def _revised(before: Plan | None, change: Supersede | None) -> tuple[int, int]:
+    """Returns revision and redo of the plan that comes after `before`."""
+    revision = before.revision + 1 if before else 0
+    if change is not None and change.afresh:
+        # From 1 on, because 0 is no field of a request: a first plan cannot be afresh.
+        return revision, max(revision, 1)
+    return revision, before.redo if before else 0
 
 
 def _new_plan(session: Session, scope: StepScope, *, num_groups: int, redo: int) -> Plan:

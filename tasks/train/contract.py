@@ -124,6 +124,7 @@ class GenesisRequest(Record):
     """Where the weights lie now; not part of the digest."""
     seed: Int64
     config: TrainConfig
+    redo: int = 0
 
     def body(self) -> dict[str, Any]:
         """Returns the digestible part of the request."""
@@ -133,6 +134,7 @@ class GenesisRequest(Record):
             "weights": dict(sorted(self.weights.items())),
             "seed": str(self.seed),
             "config": self.config.request_fields(),
+            **redo_field(self.redo),
         }
 
     def digest(self) -> str:

@@ -8,14 +8,16 @@ import pytest
 
 from flows import opening
 from flows import run as flows_run
+from flows.planning import genesis_plan
 from flows.progress import Watcher
 from flows.recipes import RECIPES
-from flows.session import Session
+from flows.session import Session, Supersede
 from storage import ledger
 from storage.backends.memory import MemoryStore
 from storage.errors import Corrupt, LeaseHeld, NotFound
-from storage.layout import commit_key, lease_key, run_key
+from storage.layout import StepScope, commit_key, lease_key, run_key
 from storage.leases import hold
+from tasks.train.contract import GenesisRequest
 from tasks.workspace import Workspace
 from tests.contract import complete_run, records
 from tests.contract.faulty_store import FaultyStore
@@ -117,3 +119,21 @@ def test_a_snapshot_of_a_stop_that_lost_a_file_is_not_named_by_the_next_commit()
     # Else the step could be trained by replay, but never be committed.
     store.delete(next(iter(made.snapshot.files.values())).key)
     assert opening.snapshot_to_name(store, written.commit) == []
+
+
+def test_a_genesis_that_is_redone_finds_none_of_its_records(session: Session):
+    scope = StepScope(run=session.run.run, step=0)
+    first, _ = genesis_plan(session, scope)
+    session.supersede = Supersede("train", "lost object", afresh=True)
+    again, _ = genesis_plan(session, scope)
+    assert (first.redo, again.revision, again.redo, again.reason) == (0, 1, 1, "lost object")
+    request = GenesisRequest(
+        scope=scope,
+        model=session.run.model,
+        weights={},
+        model_dir="",
+        seed=1,
+        config=session.config.train,
+    )
+    assert request.digest() != request.model_copy(update={"redo": again.redo}).digest()
+    assert "redo" not in request.body()
