@@ -93,11 +93,16 @@ def summarise(
 
 
 def known_evals(store: ObjectStore, run: str) -> list[EvalRecord]:
-    """Returns the evaluations of every policy that led to a run, by version, its parents' too."""
+    """Returns the evaluations of every policy that led to a run, by version, its parents' too.
+
+    Not those of a parent with other held-out prompts: a fork of changed data measures anew.
+    """
     found: list[EvalRecord] = []
     limit: int | None = None
-    for record in lineage(store, run):
-        mine = read_evals(store, record.run)
+    runs = lineage(store, run)
+    for record in runs:
+        same = record.prompts.held_out.sha256 == runs[0].prompts.held_out.sha256
+        mine = read_evals(store, record.run) if same else []
         found += [one for one in mine if limit is None or one.policy_version <= limit]
         if record.parent is not None:
             limit = record.parent.step

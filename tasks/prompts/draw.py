@@ -149,7 +149,8 @@ def _open_state(prompts: PromptSet, cursor: Cursor) -> _SetState:
         num_rows=prompts.train_rows,
         epoch=before.epoch,
         position=before.position,
-        deferred=list(before.deferred),
+        # A fork of changed data inherits the cursor, and its set may have fewer rows.
+        deferred=[row for row in before.deferred if row < prompts.train_rows],
     )
 
 

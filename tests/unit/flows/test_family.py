@@ -1,10 +1,16 @@
-"""The tree of forks that `show` draws."""
+"""The tree of forks that `show` draws, and what a fork knows of its parents."""
+
+import uuid
+from dataclasses import replace
 
 from rich.console import Console
 from rich.tree import Tree
 
 from flows.family import family_tree
+from flows.show import known_evals
+from storage.backends.memory import MemoryStore
 from storage.records import ParentRef
+from tests.contract import complete_run
 
 
 def ref(run: str, step: int) -> ParentRef:
@@ -36,3 +42,17 @@ def test_a_run_alone_has_no_tree():
 def test_runs_that_claim_each_other_end():
     parents = {"a": ref("b", 1), "b": ref("a", 1)}
     assert len(drawn(family_tree(parents, "a"))) == 2
+
+
+def test_a_fork_of_other_held_out_prompts_knows_none_of_its_parents_evaluations():
+    store = MemoryStore(uuid.uuid4().hex)
+    parent = complete_run.write_run(store, 1)
+    measured = complete_run.write_eval(store, parent)
+    complete_run.write_fork(store, parent, run="same", steps=0)
+    prompts = parent.run.prompts
+    held_out = prompts.held_out.model_copy(update={"sha256": "e" * 64})
+    others = prompts.model_copy(update={"held_out": held_out})
+    changed = replace(parent, run=parent.run.model_copy(update={"prompts": others}))
+    complete_run.write_fork(store, changed, run="other", steps=0)
+    assert known_evals(store, "same") == [measured]
+    assert known_evals(store, "other") == []

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.records import Cursor, PromptSet
+from storage.records import Cursor, PromptSet, SetCursor
 from tasks.prompts.draw import Draw, draw_groups, most_draws, permuted
 
 
@@ -181,3 +181,13 @@ def test_shares_follow_the_weights_closely_at_every_length():
         counts = Counter(draw.set_index for draw in draws[:length])
         # Drawing at random would be off by sqrt(2000 * 0.25) = 22 at the end.
         assert all(abs(counts[k] - length * weights[k]) < 3 for k in range(3))
+
+
+def test_a_fork_whose_set_lost_rows_draws_only_rows_that_are_there():
+    # Row 9 was deferred while the set had ten rows; its fork has four.
+    inherited = SetCursor(epoch=1, position=7, deferred=[9, 2])
+    cursor = Cursor(drawn=17, sets={"only": inherited})
+    draws, after = draw_groups([prompt_set(4)], seed=0, cursor=cursor, round=0, num_groups=4)
+    assert draws[0].row == 2
+    assert sorted(draw.row for draw in draws) == [0, 1, 2, 3]
+    assert 9 not in after.sets["only"].deferred
