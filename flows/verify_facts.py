@@ -5,6 +5,7 @@ Prompts are drawn again, rewards graded again, advantages judged again, by the s
 
 from dataclasses import dataclass
 
+from flows.config import optimizer_updates
 from flows.metrics import step_metrics
 from flows.verify_shards import Facts, Graders, Shard, audit_shard
 from storage.audit_findings import CHAIN, CUT, REPLAY, Tally
@@ -122,7 +123,7 @@ def _updates_before(step: _Step) -> int:
             if request["kind"] == "genesis":
                 return 0
             config = TrainConfig.model_validate(request["config"])
-            return request["update_index"] + config.epochs * config.minibatches
+            return request["update_index"] + optimizer_updates(config)
     return 0
 
 

@@ -213,12 +213,7 @@ def _replay(facts: Tally | None, replayed: Sequence[tuple[int, Replayed]] | None
     compared = [
         found for _, found in replayed if found.outcome in ("to the bit", "within tolerance")
     ]
-    others = [found for _, found in replayed if found.outcome in ("not checked", "not comparable")]
-    left = (
-        f"; {count(len(others), 'stage')} {others[0].outcome} ({others[0].detail})"
-        if others
-        else ""
-    )
+    left = "".join(_left(replayed, outcome) for outcome in ("not comparable", "not checked"))
     if not compared:
         return _unchecked(REPLAY, f"{again}{left}")
     close = [found for found in compared if found.outcome == "within tolerance"]
@@ -228,6 +223,11 @@ def _replay(facts: Tally | None, replayed: Sequence[tuple[int, Replayed]] | None
     used = max(found.used or 0.0 for found in close)
     detail += f", {len(close)} within tolerance (at most {used:.1%} of what is allowed)"
     return _within(REPLAY, f"{detail}{left}", figure=used, tolerance=1.0)
+
+
+def _left(replayed: Sequence[tuple[int, Replayed]], outcome: str) -> str:
+    found = [one for _, one in replayed if one.outcome == outcome]
+    return f"; {count(len(found), 'stage')} {outcome} ({found[0].detail})" if found else ""
 
 
 def _recomputed(facts: Tally) -> str:
