@@ -181,6 +181,12 @@ def test_the_verdict_on_replay_is_that_of_its_worst_stage(
         assert found.broken[0].key == "key 2"
 
 
+def test_what_was_not_compared_is_counted_by_its_reason(store: LocalStore, head: Head):
+    stages = replayed("to the bit", "not comparable", "not checked", "not checked")
+    found = promise_reports(chain_of(store), Tally(), Tally(), stages)[REPLAY - 1]
+    assert "; 1 stage not comparable (why); 2 stages not checked (why)" in found.detail
+
+
 def test_the_command_prints_a_report_and_ends_in_the_cause(
     store: LocalStore,
     head: Head,
