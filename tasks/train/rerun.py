@@ -122,10 +122,14 @@ def _compared(  # noqa: PLR0913 - both sides, and where to compare them
         return result
     # A mean over nothing that changed has no share; JSON has no infinity either.
     figures = {} if deviation is None else _figures(deviation)
-    close = deviation is not None and deviation.share <= request.tolerance
     # What began with a rebased state began with other moments than the recorded step.
     elsewhere = bool(changes) or restored.rebased is not None
-    outcome = _outcome(promised=promises_bits(engine), elsewhere=elsewhere, close=close)
+    outcome = _outcome(
+        deviation.share if deviation else None,
+        tolerance=request.tolerance,
+        promised=promises_bits(engine) and not elsewhere,
+        elsewhere=elsewhere,
+    )
     return result.model_copy(update={"outcome": outcome, **figures})
 
 
@@ -135,10 +139,15 @@ def _is_rounded(committed: Committed) -> bool:
     return committed.commit.kind == "genesis" and config.dtype != "float32"
 
 
-def _outcome(*, promised: bool, elsewhere: bool, close: bool) -> ReplayOutcome:
-    if promised and not elsewhere:
+def _outcome(
+    share: float | None, *, tolerance: float, promised: bool, elsewhere: bool
+) -> ReplayOutcome:
+    """Returns what other bits mean; without a share, no weights were compared or none differ."""
+    if promised:
         return "differs"
-    if close:
+    if share is None:
+        return "not comparable"
+    if share <= tolerance:
         return "within tolerance"
     return "not comparable" if elsewhere else "differs"
 
