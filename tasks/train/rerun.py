@@ -117,7 +117,8 @@ def _compared(  # noqa: PLR0913 - both sides, and where to compare them
         replayed=restored.replayed,
     )
     if same and shard == expected:
-        if state == record.state_digest:
+        # Equal weights are no proof of equal moments after a rebase; a state digest is.
+        if state == record.state_digest and (state or restored.rebased is None):
             engine.adopt(committed.state_id)
         return result
     # A mean over nothing that changed has no share; JSON has no infinity either.
