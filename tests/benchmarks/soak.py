@@ -16,7 +16,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -204,6 +205,17 @@ class Soak:
         self._controller.start(exists=exists is not False)
 
 
+@contextmanager
+def no_survivors(controller: Controller) -> Iterator[None]:
+    """Ends all of a run's processes if the block is cut short."""
+    try:
+        yield
+    except BaseException:
+        for process in controller.processes():
+            process.kill()
+        raise
+
+
 def straight_run(controller: Controller) -> float:
     """Makes the run without interruption; returns its seconds."""
     began = time.monotonic()
@@ -252,19 +264,16 @@ def soak(services: Services, root: Path, asked: argparse.Namespace) -> bool:
     )
     for controller in (straight, killed):
         share_cache(controller.home)
-    straight_s = straight_run(straight)
+    with no_survivors(straight):
+        straight_s = straight_run(straight)
     print(f"the uninterrupted run took {straight_s:.0f} s", flush=True)
     chance = random.Random(asked.seed)
     store = open_store(services.store(), writing=False)
     work = Soak(killed, services, progress=Progress(store, "killed"), chance=chance)
     kills = plan_kills(asked.kills, steps=asked.steps, chance=chance)
     began = time.monotonic()
-    try:
+    with no_survivors(killed):
         work.run(kills)
-    except BaseException:
-        for process in killed.processes():
-            process.kill()
-        raise
     killed_s = time.monotonic() - began
     ours, theirs = (policy_digests(store, name) for name in ("killed", "straight"))
     counts = exactly_once(store, "killed")
