@@ -142,6 +142,9 @@ def _lines(report: Report) -> list[str]:
     lines.append(advice.get(report.tail, report.tail))
     trust = "" if not report.signatures.startswith("self") else "; --key FILE says whom you trust"
     lines.append(report.signatures + trust)
+    if report.level != "chain":
+        steps = count(len(report.facts_of_steps), "step")
+        lines.append(f"facts: computed again for {steps}; genesis and forks draw nothing")
     for kind, number in report.given_up.items():
         lines.append(f"given up by retention: {count(number, kind)}; a policy comes back by replay")
     lines += _left(report)

@@ -220,3 +220,9 @@ def test_a_reports_page_draws_nothing_that_the_store_says(verify: Verify, head: 
     page = report_markdown(report)
     assert "\\<script\\> \\`x\\` \\[a\\](b)" in page
     assert "| 2 | chain | held to the bit |" in page
+
+
+def test_a_page_says_of_how_many_steps_the_facts_were_computed_again(verify: Verify, head: Head):
+    report = verify().model_copy(update={"level": "facts", "facts_of_steps": [2]})
+    assert "facts: computed again for 1 step;" in report_markdown(report)
+    assert "facts: computed again" not in report_markdown(verify())
