@@ -15,6 +15,7 @@ from storage.errors import Corrupt, NotFound
 from storage.given_up import is_there
 from storage.layout import (
     GC_RECORD_STEPS,
+    is_below_a_step,
     is_snapshot_key,
     is_snapshot_record_key,
     part_of_key,
@@ -142,7 +143,8 @@ def plan_batches(store: ObjectStore, survey: Survey) -> Iterator[Batch]:
 
 
 def _steps(store: ObjectStore, run: str) -> Iterator[tuple[int, list[Listed]]]:
-    listing = store.list(steps_prefix(run))
+    # What somebody else put beside the steps is none of gc's business.
+    listing = (entry for entry in store.list(steps_prefix(run)) if is_below_a_step(entry.key))
     for step, entries in groupby(listing, key=lambda entry: step_of_key(entry.key)):
         yield step, list(entries)
 

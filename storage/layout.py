@@ -179,6 +179,11 @@ def step_of_key(key: str) -> int:
     return int(key.split("/")[3])
 
 
+def is_below_a_step(key: str) -> bool:
+    """Tells whether `key` lies below a step of a run, so that it has a `step_of_key`."""
+    return re.fullmatch(r"runs/[^/]+/steps/\d+/.+", key) is not None
+
+
 Part = Literal["commit", "plan", "record", "attempt", "eval"]
 
 _STEP = r"runs/[^/]+/steps/(\d{8}|[1-9]\d{8,})"

@@ -351,6 +351,16 @@ def test_a_run_without_a_commit_has_no_garbage(memory: ObjectStore) -> None:
         run_gc(memory, "r", rule=RULE)
 
 
+def test_what_somebody_put_beside_the_steps_stays_and_stops_nobody(memory: ObjectStore) -> None:
+    run = SyntheticRun(memory).steps(13)
+    strangers = [f"{run_prefix('r')}steps/.DS_Store", f"{run_prefix('r')}steps/notes/todo.txt"]
+    for key in strangers:
+        memory.put(key, b"not ours")
+    run_gc(memory, "r", rule=RULE)
+    assert policies(memory, run) == [0, 10, 12, 13]
+    assert set(strangers) < keys(memory)
+
+
 def test_half_a_snapshot_goes_and_counts_for_nothing(memory: ObjectStore) -> None:
     run = SyntheticRun(memory).steps(9)
     ref = run.commits[8].records[-1]
