@@ -76,7 +76,7 @@ def step(run: str, step: int) -> None:
     prompts_record = read_record(session.store, plan.prompts)
     laps.end("plan")
     if plan.kind == "skipped":
-        _commit(session, scope, plan, plan_ref, [plan.prompts], {})
+        _commit(session, scope, plan, plan_ref, [plan.prompts, *session.stop_snapshot], {})
         return
     rollouts, rewards = _sample_and_grade(session, scope, plan, prompts_record, laps)
     session.watcher.stage(step, "train")

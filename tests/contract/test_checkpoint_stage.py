@@ -372,6 +372,15 @@ def test_a_step_may_name_the_snapshot_of_the_state_before_it(store: ObjectStore)
             assert saved in run(named, store).commit.records
 
 
+def test_a_skipped_step_may_name_it_too(store: ObjectStore):
+    before = genesis(store)
+    request = skipped_step(store, before)
+    body = {"kind": "snapshot", "state_id": before.commit.state_id}
+    saved = record(store, 0, "snapshot", body, {})
+    named = request.model_copy(update={"records": [*request.records, saved]})
+    assert run(named, store).commit.records == named.records
+
+
 def fork_request(
     store: ObjectStore, parent: CheckpointResult, *, sha256: str | None = None
 ) -> CheckpointRequest:
