@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from flows.eval_records import eval_record
-from flows.verify_shards import Facts, Graders, Shard, audit_shard
+from flows.verify_shards import MALFORMED, Facts, Graders, Shard, audit_shard
 from storage.audit_findings import CHAIN, REPLAY, Tally
 from storage.errors import Corrupt, NotFound
 from storage.layout import EvalScope, eval_key
 from storage.ledger import read_commit, read_evals, read_record
 from storage.object_store import ObjectStore
-from storage.records import EvalRecord, RecordRef, RunRecord, StageRecord
+from storage.records import EvalRecord, RecordRef, RunRecord, StageRecord, why_invalid
 from tasks.errors import Permanent
 from tasks.reward.contract import RewardConfig
 
@@ -75,11 +75,13 @@ def _audit_evaluation(
         _check_figures(evaluation, tally)
         if graders is not None:
             _audit_shards(evaluation, graders, facts, tally)
-    except (NotFound, Corrupt, Permanent, KeyError) as error:
+    except (NotFound, Corrupt, Permanent, *MALFORMED) as error:
         found = f"{type(error).__name__}: {error}"
         tally.broken(key, expected="shards that can be read", found=found)
     except ValueError as error:
-        facts.unchecked.append(f"evaluation of version {record.policy_version}: {error}")
+        facts.unchecked.append(
+            f"evaluation of version {record.policy_version}: {why_invalid(error)}"
+        )
     facts.tally.add(tally)
 
 

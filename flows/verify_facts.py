@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from flows.config import optimizer_updates
 from flows.metrics import step_metrics
-from flows.verify_shards import Facts, Graders, Shard, audit_shard
+from flows.verify_shards import MALFORMED, NOT_CHECKED, Facts, Graders, Shard, audit_shard
 from storage.audit_findings import CHAIN, CUT, REPLAY, Tally
 from storage.errors import Corrupt, NotFound
 from storage.layout import StepScope, commit_key
 from storage.ledger import ancestors, read_plan, read_record
 from storage.object_store import ObjectStore
-from storage.records import Plan, RecordRef, RunRecord, StageRecord, StepCommit
+from storage.records import Plan, RecordRef, RunRecord, StageRecord, StepCommit, why_invalid
 from tasks.errors import Permanent
 from tasks.prompts.audit import audit_prompts
 from tasks.train.audit import audit_train
@@ -58,11 +58,12 @@ def audit_facts(
     tally = Tally()
     try:
         _audit_step(_read(store, run, commit, before), graders, facts, tally)
-    except (NotFound, Corrupt, Permanent, KeyError) as error:
+    except (NotFound, Corrupt, Permanent, *MALFORMED) as error:
         found = f"{type(error).__name__}: {error}"
         tally.broken(key, expected="a step whose facts can be read", found=found, promise=REPLAY)
     except ValueError as error:
-        facts.unchecked.append(f"step {commit.step}: {error}")
+        tally.counts[NOT_CHECKED] += 1
+        facts.unchecked.append(f"step {commit.step}: {why_invalid(error)}")
     facts.tally.add(tally)
     facts.steps.append(commit.step)
 

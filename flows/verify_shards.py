@@ -19,6 +19,12 @@ from tasks.rollout.audit import audit_samples
 from tasks.rollout.contract import RolloutRequest, requested_config
 from tasks.workspace import Workspace
 
+NOT_CHECKED = "steps not checked"
+"""What a step counts as that this version of the code cannot read."""
+
+MALFORMED = (KeyError, TypeError, OverflowError)
+"""What a request raises that no stage of ours was ever asked."""
+
 MAX_EXAMPLES = 5
 """Samples of one shard that a report names one by one."""
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from flows.verify_replay import Replayed
 from flows.verify_report import PromiseReport, count, megabytes
+from flows.verify_shards import NOT_CHECKED
 from storage.audit import ChainAudit
 from storage.audit_findings import (
     CHAIN,
@@ -58,6 +59,12 @@ def promise_reports(
         STALENESS: _staleness(facts),
         CUT: _cut(facts),
     }
+    left_out = facts.counts[NOT_CHECKED] if facts else 0
+    if left_out:
+        rest = f"; {count(left_out, 'step')} not checked, see below"
+        for number in held.keys() - {CHAIN, WEIGHT_PROOF}:
+            detail = f"{held[number].detail}{rest}"
+            held[number] = held[number].model_copy(update={"detail": detail})
     return [_judged(held[number], whole) for number in NAMES]
 
 

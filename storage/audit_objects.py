@@ -27,6 +27,9 @@ CHUNK_BYTES = 4 << 20
 MAX_RECORD_BYTES = 64 << 20
 """No record is larger; what is there instead is not read."""
 
+PARSE_ERRORS = (ValueError, TypeError, OverflowError, RecursionError)
+"""What parsing bytes that somebody made up can raise."""
+
 Model = TypeVar("Model", bound=Record)
 
 
@@ -90,8 +93,8 @@ def record_at(
         return None
     try:
         record = model.from_bytes(payload)
-    except (ValueError, RecursionError) as error:
-        why = why_invalid(error) if isinstance(error, ValueError) else "it nests too deep"
+    except PARSE_ERRORS as error:
+        why = why_invalid(error) if isinstance(error, ValueError) else str(error)
         bench.tally.broken(key, expected=_a(model), found=f"another text ({why})")
         return None
     version = getattr(record, "schema_version", RECORD_SCHEMA_VERSION)

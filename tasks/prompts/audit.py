@@ -34,7 +34,14 @@ def audit_prompts(
         Corrupt: they are not what their references name.
         ValueError: the request asks for what cannot be drawn.
     """
-    request = record.request
+    request, shard = record.request, record.outputs["prompts"]
+    stored = read_shard(store, shard, schema=PROMPTS)
+    asked = (request["round"], request["num_groups"], stored.num_rows)
+    # Before anything is drawn: what is not so could make an auditor draw for ever.
+    expected = (0, stored.num_rows, shard.rows)
+    name = "round, groups, rows"
+    if not tally.expect(ref.key, name, asked, expected, promise=EXACTLY_ONCE):
+        return
     draws, after = draw_groups(
         inputs.sets,
         seed=int(request["seed"]),
@@ -43,11 +50,8 @@ def audit_prompts(
         num_groups=request["num_groups"],
     )
     tally.expect(ref.key, "cursor after the step", cursor, after, promise=EXACTLY_ONCE)
-    shard = record.outputs["prompts"]
-    stored = read_shard(store, shard, schema=PROMPTS)
     again = drawn_table(stored_prompts(store, inputs.train), draws, inputs=inputs)
     others = other_rows(stored, again)
     if others:
         tally.broken(shard.key, expected=others[0].expected, found=others[0].found, promise=REPLAY)
-    tally.expect(shard.key, "rows", stored.num_rows, shard.rows, promise=EXACTLY_ONCE)
     tally.counts["prompts drawn again"] += len(draws)

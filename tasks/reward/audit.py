@@ -15,13 +15,17 @@ from storage.inputs import open_input
 from storage.object_store import ObjectStore
 from storage.records import ObjectRef, StageRecord
 from storage.schemas import PROMPTS, REWARDS, SAMPLES
-from tasks.reward.contract import RewardEngine, RewardRequest
+from tasks.reward.contract import RewardConfig, RewardEngine, RewardRequest
 from tasks.reward.decoding import open_decoder
 from tasks.reward.inputs import PROMPT_COLUMNS, SAMPLE_COLUMNS, reward_inputs
 from tasks.reward.stage import PACKAGES, rewards_table, weighted_sum
 
 NOT_REPLAYABLE = "not replayable: "
 """How a record's notes begin that name a sample which ran into a limit."""
+
+MAX_LIMIT_S = 86_400
+MAX_LIMIT_BYTES = 1 << 50
+"""Beyond these a worker cannot set its limits."""
 
 STATUSES = ("graded", "grader_error", "grader_timeout", "not_applicable")
 
@@ -73,8 +77,10 @@ def regrade(
         NotFound, Corrupt: something is gone, or is not what its reference names.
         Permanent: the shards do not belong together.
         Transient: the grading processes do not start.
+        ValueError: limits that no run can have been graded with.
     """
     config = request.config
+    _check_limits(config)
     samples = read_shard(store, request.samples, schema=SAMPLES, columns=SAMPLE_COLUMNS)
     prompts = read_shard(store, request.prompts, schema=PROMPTS, columns=PROMPT_COLUMNS)
     decode = open_decoder(open_input(store, request.model, cache=cache))
@@ -98,6 +104,16 @@ def regrade(
         for sample_id in sorted(noted - {line.partition(":")[0] for line in found.left_out})
     ]
     return found
+
+
+def _check_limits(config: RewardConfig) -> None:
+    """Refuses limits that no worker can be given, before each sample kills one."""
+    seconds = max(config.cpu_limit_s, config.wall_limit_s)
+    if seconds > MAX_LIMIT_S or config.memory_limit_bytes > MAX_LIMIT_BYTES:
+        raise ValueError(
+            f"A sample may take {seconds:g} s and {config.memory_limit_bytes} bytes by this "
+            f"record. Expected at most {MAX_LIMIT_S} s and {MAX_LIMIT_BYTES} bytes."
+        )
 
 
 def _noted_sample(note: str) -> str:

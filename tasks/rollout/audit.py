@@ -23,6 +23,9 @@ from tasks.rollout.shard import read_groups, samples_table
 MAX_LOGPROB = 1e-6
 """A probability is at most 1; float32 may round its logarithm to a little above 0."""
 
+MIN_ROWS = 10_000
+"""So many rows are spelled out whatever is stored, to name the first that is missing."""
+
 _GROUPING = ("sample_id", "group_id", "sample_index")
 """Columns that say which sample it is: compared as such before the others."""
 
@@ -85,6 +88,12 @@ class _Shard:
 def _check_groups(shard: _Shard, groups: Sequence[PromptGroup]) -> bool:
     """Checks that every group of the plan is there once, whole; returns whether they are."""
     size = shard.request.sampling.group_size
+    expected_rows = size * len(groups)
+    # Before the rows are spelled out: a size that somebody made up could fill the memory.
+    if expected_rows > max(2 * len(shard.rows), MIN_ROWS):
+        found = len(shard.rows)
+        shard.tally.expect(shard.key, "samples", found, expected_rows, promise=EXACTLY_ONCE)
+        return False
     expected = [f"{group.group_id}-{index}" for group in groups for index in range(size)]
     found = [row["sample_id"] for row in shard.rows]
     at = next(

@@ -25,6 +25,9 @@ from tasks.train.experience import (
 TOLERANCE = 1e-9
 """On advantages and means: another numpy may add in another order."""
 
+MAX_UPDATES = 100_000
+"""Updates of one step that are spelled out; a step of minutes makes a few."""
+
 _JUDGED = ["sample_id", "group_id", "advantage", "kept", "reason"]
 
 
@@ -49,8 +52,14 @@ def audit_train(
 
     Raises:
         NotFound, Corrupt: a shard is gone, or is not what its reference names.
+        ValueError: no such config, or one that would keep an auditor busy for ever.
     """
     config = TrainConfig.model_validate(record.request["config"])
+    if config.epochs * config.minibatches > MAX_UPDATES:
+        raise ValueError(
+            f"{ref.key} asks for {config.epochs} epochs of {config.minibatches} minibatches. "
+            f"Expected at most {MAX_UPDATES} updates in a step to be looked at."
+        )
     experience = read_experience(store, samples=samples, rewards=rewards)
     judged = judge(experience, config)
     shard = record.outputs["train"]

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from flows.verification import VerifyOptions, parse_steps, pick_steps, verify_ru
 from flows.verify_page import report_markdown
 from flows.verify_replay import Replayed
 from flows.verify_report import Report
+from flows.verify_shards import NOT_CHECKED
 from flows.verify_verdicts import promise_reports, replay_findings
 from storage.audit import ChainAudit, ChainRequest, audit_chain
 from storage.audit_findings import REPLAY, Tally
@@ -185,6 +188,22 @@ def test_what_was_not_compared_is_counted_by_its_reason(store: LocalStore, head:
     stages = replayed("to the bit", "not comparable", "not checked", "not checked")
     found = promise_reports(chain_of(store), Tally(), Tally(), stages)[REPLAY - 1]
     assert "; 1 stage not comparable (why); 2 stages not checked (why)" in found.detail
+
+
+def test_steps_that_this_code_cannot_read_are_no_break_and_are_said(store: LocalStore, head: Head):
+    facts = Tally()
+    facts.counts.update({"prompts drawn again": 4, NOT_CHECKED: 2})
+    found = promise_reports(chain_of(store), facts, Tally(), None)
+    assert found[0].verdict == "held to the bit"
+    assert found[0].detail.endswith("; 2 steps not checked, see below")
+
+
+def test_what_is_imported_for_an_audit_is_light():
+    heavy = ("torch", "vllm", "deepspeed", "transformers", "prefect")
+    modules = "flows.verification, flows.verify_page"
+    code = f"import sys, {modules}; print([m for m in {heavy!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_the_command_prints_a_report_and_ends_in_the_cause(

@@ -76,3 +76,13 @@ def test_a_cursor_that_skips_groups_is_named(
     ahead = drawn.cursor.model_copy(update={"drawn": 5})
     found = audited(store, inputs, drawn, cursor=ahead)
     assert [promise for promise, _ in found] == [EXACTLY_ONCE]
+
+
+def test_a_request_that_would_draw_for_ever_is_named_before_anything_is_drawn(
+    store: ObjectStore, inputs: PromptInputs, drawn: PromptsResult
+):
+    body = drawn.record.request
+    for forged in ({**body, "num_groups": 2**70}, {**body, "round": 2**70}):
+        found = audited(store, inputs, drawn, record={"request": forged})
+        assert [promise for promise, _ in found] == [EXACTLY_ONCE]
+        assert str(2**70) in found[0][1]

@@ -154,3 +154,10 @@ def test_a_failure_that_is_stored_as_a_number_breaks_the_promise(graded: Graded)
     assert said({"reason": None}) == ["None as 'grader_error' (None)"]
     assert said({"status": "lost"})[0].startswith("None as 'lost'")
     assert said({"sample_id": "g-9"})[0] == repr(["g-0", "g-9", "g-2"])
+
+
+def test_limits_that_no_worker_can_be_given_are_refused_before_any_dies(graded: Graded):
+    config = graded.request.config.model_copy(update={"cpu_limit_s": 1e300})
+    graded.request = graded.request.model_copy(update={"config": config})
+    with pytest.raises(ValueError, match="Expected at most 86400 s"):
+        graded.again(graded.record)

@@ -42,8 +42,10 @@ class Trained:
     def write(self, rows: Rows, schema: Any, key: str) -> ObjectRef:
         return write_shard(self.store, rows_to_table(rows, schema=schema), schema=schema, key=key)
 
-    def audit(self, **metrics: float | None) -> tuple[Tally, list[str]]:
-        body = {"config": CONFIG.model_dump(mode="json"), "update_index": 1}
+    def audit(
+        self, config: TrainConfig = CONFIG, **metrics: float | None
+    ) -> tuple[Tally, list[str]]:
+        body = {"config": config.model_dump(mode="json"), "update_index": 1}
         record = StageRecord(
             stage="train",
             request=body,
@@ -143,3 +145,8 @@ def test_a_rate_or_a_figure_that_does_not_follow_is_named(trained: Trained):
     assert trained.audit(learning_rate=0.1)[1][0].startswith(f"{CUT} record: expected metric")
     assert trained.audit(samples_kept=3.0)[1][0].startswith(f"{REPLAY} record: expected metric")
     assert trained.audit(reward_mean=None)[1] != []
+
+
+def test_a_config_that_would_keep_an_auditor_busy_for_ever_is_refused(trained: Trained):
+    with pytest.raises(ValueError, match="Expected at most 100000 updates"):
+        trained.audit(CONFIG.model_copy(update={"epochs": 10**30}))
