@@ -211,8 +211,10 @@ class S3Store:
         )
         for page in pages:
             for entry in page.get("Contents", []):
-                key = str(entry["Key"]).removeprefix(self._prefix)
-                yield Listed(key=key, num_bytes=int(entry["Size"]))
+                # SeaweedFS takes a prefix for a path: it finds `a/x` under `a//` and `b/../a/`.
+                if str(entry["Key"]).startswith(self._prefix + prefix):
+                    key = str(entry["Key"]).removeprefix(self._prefix)
+                    yield Listed(key=key, num_bytes=int(entry["Size"]))
 
     def folders(self, prefix: str) -> Sequence[str]:
         """See `ObjectStore.folders`."""
