@@ -259,7 +259,7 @@ def test_s27_a_second_run_of_the_same_training_is_refused_and_writes_no_commit(
     config = make_config("local")
     store = open_store(config, writing=True)
     previous = make_chain(store, 2)[-1]
-    with holding(config, ttl_s=60) as first:
+    with holding(config, ttl_s=3) as first:
         with pytest.raises(LeaseHeld, match=f"process {first.pid} on"):
             leases.hold(store, "r", "controller")
         assert summary_state(store, config) == "running"
