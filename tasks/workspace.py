@@ -33,11 +33,12 @@ _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
 def full_disk(workspace: Workspace, text: str) -> str:
     """Returns what an error message on a full disk lacks: where, and what to do.
 
-    Empty if `text` speaks of nothing of the kind, or names the place. Goes by words: libraries
-    and trainer ranks pass no error number on.
+    Empty if its first line speaks of nothing of the kind, or names the place. Goes by words:
+    libraries and trainer ranks pass no error number on.
     """
+    cause = text.partition("\n")[0]
     places = (workspace.scratch.parent, workspace.cache)
-    if not any(word in text for word in _FULL) or any(str(place) in text for place in places):
+    if not any(word in cause for word in _FULL) or any(str(place) in cause for place in places):
         return ""
     scratch, cache = (f"{place} ({shutil.disk_usage(place).free} bytes free)" for place in places)
     return (

@@ -75,7 +75,8 @@ def run(
     if request.do == "corrupt":
         raise Corrupt("runs/a/b does not match its digest")
     if request.do == "full disk":
-        raise RuntimeError("I/O error: No space left on device (os error 28)")
+        log = f"The end of {workspace.scratch}/rank-0.log"
+        raise RuntimeError(f"I/O error: No space left on device (os error 28)\n{log}")
     if request.do == "temporary file":
         return EchoResult(text=tempfile.mkstemp()[1], pid=0, rank_pid=0, calls=0)
     return EchoResult(

@@ -54,7 +54,7 @@ def test_a_full_disk_is_reported_with_its_place_and_a_cure(
 ) -> None:
     with pytest.raises(Permanent) as full:
         client.run(EchoRequest(do="full disk"), EchoResult)
-    message = str(full.value)
+    message = str(full.value).splitlines()[0]
     assert message.startswith("RuntimeError: I/O error: No space left on device (os error 28). ")
     assert f"Local files lie in {workspace.scratch.parent} (" in message
     assert f" and {workspace.cache} (" in message
