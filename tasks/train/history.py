@@ -83,8 +83,8 @@ def hold_state(  # noqa: PLR0913 - what to hold, from where, and how exactly
         store, engine, workspace=workspace, rebase=rebase, tolerance=tolerance, base=committed
     )
     for committed in reversed(pending):
-        retrain(store, engine, committed)
-        settle(settlement, committed, last=committed.state_id == state_id)
+        retrained = retrain(store, engine, committed)
+        settle(settlement, committed, retrained, last=committed.state_id == state_id)
     rebased = settlement.rebase_record()
     if rebased is None:
         engine.adopt(state_id)

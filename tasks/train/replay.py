@@ -59,6 +59,8 @@ class Retrained:
     experience: Experience
     judged: Verdicts
     learner_logprobs: dict[str, list[float]]
+    updated: bool
+    """Whether there was anything to learn; else the step publishes the policy before it."""
 
 
 def retrain(store: ObjectStore, engine: TrainEngine, committed: Committed) -> Retrained:
@@ -77,9 +79,9 @@ def retrain(store: ObjectStore, engine: TrainEngine, committed: Committed) -> Re
         experience, judged.verdicts, config=config, update_index=request["update_index"]
     )
     if not updates:
-        return Retrained(experience, judged, {})
+        return Retrained(experience, judged, {}, updated=False)
     told = engine.update(updates, temperature=request["temperature"])
-    return Retrained(experience, judged, told.learner_logprobs)
+    return Retrained(experience, judged, told.learner_logprobs, updated=True)
 
 
 def _shards(store: ObjectStore, commit: StepCommit) -> tuple[list[ObjectRef], list[ObjectRef]]:
@@ -90,12 +92,22 @@ def _shards(store: ObjectStore, commit: StepCommit) -> tuple[list[ObjectRef], li
     return samples, rewards
 
 
-def published_digest(engine: TrainEngine, committed: Committed, *, workspace: Workspace) -> str:
-    """Returns the digest of the policy that the engine would publish now.
+def published_digest(
+    engine: TrainEngine,
+    committed: Committed,
+    retrained: Retrained | None,
+    *,
+    workspace: Workspace,
+) -> str:
+    """Returns the digest of the policy that the step would publish now.
 
+    `retrained` is None for genesis, which always publishes.
     If it is the recorded one its files go into the cache: whoever needs the policy on this host
-    has it, also where retention gave it up.
+    has it, also where retention gave it up. A step without an update writes none, whatever
+    precision its config names.
     """
+    if retrained is not None and not retrained.updated:
+        return committed.record.request["policy"]
     config = TrainConfig.model_validate(committed.record.request["config"])
     directory = workspace.scratch / "replayed-policy"
     shutil.rmtree(directory, ignore_errors=True)
@@ -144,7 +156,9 @@ class Settlement:
         )
 
 
-def settle(settlement: Settlement, committed: Committed, *, last: bool) -> None:
+def settle(
+    settlement: Settlement, committed: Committed, retrained: Retrained, *, last: bool
+) -> None:
     """Compares what a replayed step gave with its commit; rebases the masters if that is allowed.
 
     Rebased means: masters whose cast differs from the published tensor take its value, moments
@@ -155,13 +169,14 @@ def settle(settlement: Settlement, committed: Committed, *, last: bool) -> None:
     Args:
         settlement: the replay so far.
         committed: the step that was just retrained.
+        retrained: what that made.
         last: whether the state is wanted after this step, so that it must be settled.
 
     Raises:
         Permanent: other bits where they may not differ, or too far away.
     """
     engine, record = settlement.engine, committed.record
-    policy = published_digest(engine, committed, workspace=settlement.workspace)
+    policy = published_digest(engine, committed, retrained, workspace=settlement.workspace)
     state = engine.state_digest() if record.state_digest else None
     if (policy, state) == (committed.policy.digest, record.state_digest):
         settlement.base, settlement.passed = committed, []

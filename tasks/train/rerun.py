@@ -96,7 +96,7 @@ def _compared(  # noqa: PLR0913 - both sides, and where to compare them
 ) -> ReplayResult:
     record = committed.record
     changes = environment.changes(record.environment, described(engine))
-    policy = published_digest(engine, committed, workspace=workspace)
+    policy = published_digest(engine, committed, retrained, workspace=workspace)
     state = engine.state_digest() if record.state_digest else None
     asked = state, record.state_digest
     if state != record.state_digest and _is_rounded(committed):

@@ -118,6 +118,19 @@ def test_a_device_that_promises_no_bits_is_judged_by_its_distance(toy):
     assert toy.replay(1, again, tolerance=0.0).outcome == "differs"
 
 
+def test_a_step_without_an_update_is_replayed_in_whatever_precision_it_was_configured(toy):
+    engine = ToyEngine()
+    toy.genesis(engine)
+    toy.step(engine)
+    rounded = CONFIG.model_copy(update={"dtype": "bfloat16"})
+    request, records = train_request(toy.store, rounded, rewards=[None] * 16)
+    record = toy.ask(request, engine).record
+    commit(toy.store, record, records)
+    assert (record.metrics["updates"], record.policy.dtype) == (0.0, "float32")
+    assert toy.restore(ToyEngine()).replayed == 2
+    assert toy.replay(2, ToyEngine()).outcome == "to the bit"
+
+
 def test_genesis_whose_weights_were_rounded_is_held_against_its_policy_alone(toy):
     rounded = CONFIG.model_copy(update={"dtype": "bfloat16"})
     engine = ToyEngine()
