@@ -5,7 +5,9 @@ from functools import lru_cache
 
 from storage.audit_findings import Tally
 from storage.audit_objects import open_bench, record_at
+from storage.errors import NotFound
 from storage.layout import (
+    commit_key,
     gc_key,
     gc_prefix,
     gc_steps_prefix,
@@ -26,9 +28,13 @@ CACHED_PREFIXES = 64
 def retention_of(store: ObjectStore) -> Callable[[str], bool]:
     """Returns a function that tells whether retention gave up the object under a key.
 
-    Not what it always keeps: the objects of genesis and of the newest step. So whoever deletes
-    more than the rule allows cannot excuse it with a GcRecord.
+    Not what it always keeps: the objects of genesis and of the newest step, which must be a
+    committed one. So whoever deletes more than the rule allows cannot excuse it with a GcRecord.
     """
+
+    @lru_cache(maxsize=CACHED_PREFIXES)
+    def is_committed(run: str, step: int) -> bool:
+        return _is_there(store, commit_key(run, step))
 
     @lru_cache(maxsize=CACHED_PREFIXES)
     def named(prefix: str) -> frozenset[str]:
@@ -37,7 +43,7 @@ def retention_of(store: ObjectStore) -> Callable[[str], bool]:
         return frozenset(
             given.key
             for record in found
-            if record is not None
+            if record is not None and is_committed(record[0].run, record[0].head)
             for given in record[0].objects
             if given.kind in KINDS and _is_old(given.key, head=record[0].head)
         )
@@ -48,6 +54,14 @@ def retention_of(store: ObjectStore) -> Callable[[str], bool]:
         return key in named(gc_steps_prefix(run_of_key(key), step_of_key(key)))
 
     return is_given_up
+
+
+def _is_there(store: ObjectStore, key: str) -> bool:
+    try:
+        store.size(key)
+    except NotFound:
+        return False
+    return True
 
 
 def _is_old(key: str, *, head: int) -> bool:
@@ -64,6 +78,12 @@ def audit_retention(store: ObjectStore, run: str) -> Tally:
             continue
         record, digest, _ = found
         tally.expect(key, "run", record.run, run)
+        if not _is_there(store, commit_key(run, record.head)):
+            tally.broken(
+                key,
+                expected=f"the commit of step {record.head}, which was the newest when gc ran",
+                found="none: it, and what followed, was deleted, or this record is made up",
+            )
         steps = {step_of_key(given.key) for given in record.objects if part_of_key(given.key)}
         keys = {gc_key(run, step, digest) for step in steps} or {gc_key(run, 0, digest)}
         tally.expect(key, "key", {key}, keys)

@@ -81,10 +81,10 @@ def audit_step(
     prefix = f"{StepScope(run=audited.run.run, step=step).prefix}/"
     bench = open_bench(audited.store, prefix, tally, given_up=audited.given_up)
     key = commit_key(audited.run.run, step)
-    tally.counts["steps"] += 1
     if key not in bench.sizes:
         planned_on = _audit_open(bench, audited, step)
         return StepOutcome(step, False, None, planned_on, len(bench.sizes), tally), None
+    tally.counts["steps"] += 1
     found = record_at(bench, key, StepCommit)
     digest = found[1] if found else None
     this = None

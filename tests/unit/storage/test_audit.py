@@ -400,6 +400,17 @@ def test_a_gc_record_excuses_neither_genesis_nor_the_head_nor_experience(store: 
     assert named(audit(store)) == {*kept, shard}
 
 
+def test_a_gc_record_of_a_head_that_is_not_there_excuses_nothing_and_shows_a_cut_tail(
+    store: MemoryStore,
+):
+    write_run(store, 5)
+    keys = policy_keys(store, 4)
+    give_up(store, keys, head=10**6)
+    found = audit(store)
+    assert set(keys) <= named(found)
+    assert "commit of step 1000000" in said(found)
+
+
 @pytest.fixture
 def signer() -> Signer:
     return Signer.generate()
