@@ -299,8 +299,18 @@ def _evaluate_if_due(session: Session, last: int | None) -> None:
     version = session.last_commit.policy_version
     at = session.last_commit.step
     due = at % session.config.evaluate.every == 0 or at == last
-    if due and _evaluation_missing(session.store, session.run.run, session.config, version):
+    if not due or not _evaluation_missing(session.store, session.run.run, session.config, version):
+        return
+    try:
         evaluate(session.run.run, version)
+    except Permanent as error:
+        # Nothing is trained on it: steps that are still to come need not die of it.
+        if at == last:
+            raise
+        session.watcher.say(
+            f"version {version} was not evaluated, and training goes on: {error} (a resume tries "
+            "again; --set evaluate... measures otherwise)"
+        )
 
 
 def _count_silent(session: Session, silent: int) -> int:

@@ -17,6 +17,7 @@ from storage.backends.memory import MemoryStore
 from storage.errors import Corrupt, LeaseHeld, NotFound
 from storage.layout import StepScope, commit_key, lease_key, run_key
 from storage.leases import hold
+from tasks.errors import Permanent
 from tasks.train.contract import GenesisRequest
 from tasks.workspace import Workspace
 from tests.contract import complete_run, records
@@ -137,3 +138,21 @@ def test_a_genesis_that_is_redone_finds_none_of_its_records(session: Session):
     )
     assert request.digest() != request.model_copy(update={"redo": again.redo}).digest()
     assert "redo" not in request.body()
+
+
+def test_a_failed_evaluation_costs_no_step_that_is_still_to_come(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[int] = []
+
+    def fail(run: str, version: int) -> None:
+        asked.append(version)
+        raise Permanent("the object is lost")
+
+    monkeypatch.setattr(flows_run, "evaluate", fail)
+    measured = RECIPES["addition"]().evaluate
+    session.config = session.config.model_copy(update={"evaluate": measured})
+    flows_run._evaluate_if_due(session, 5)
+    assert asked == [0]
+    with pytest.raises(Permanent, match="lost"):
+        flows_run._evaluate_if_due(session, 0)
