@@ -20,7 +20,6 @@ from storage.records import (
     ShardPlan,
     StageRecord,
     StepCommit,
-    redo_field,
 )
 
 SNAPSHOT = "snapshot"
@@ -230,7 +229,7 @@ def _check_prompts(step: ClosedStep, before: Before) -> None:
     inputs = {"mixture": run.prompts.mixture_digest, "train": run.prompts.train.sha256}
     planned = step.plan.configs.get("seed", run.config.get("seed"))
     seed = {} if planned is None else {"seed": str(planned)}
-    _check_request(step, "prompts", {**inputs, **seed, **redo_field(step.plan.redo)})
+    _check_request(step, "prompts", {**inputs, **seed, **_redo(step.plan)})
     drawn = step.commit.cursor.drawn - before.commit.cursor.drawn
     rows = record.outputs["prompts"].rows if "prompts" in record.outputs else None
     step.tally.expect(key, "number of groups", rows, drawn, promise=EXACTLY_ONCE)
@@ -274,7 +273,7 @@ def _check_rollout(step: ClosedStep, shard: ShardPlan) -> None:
         "policy": shard.policy_digest,
         "model": step.run.model.digest,
         **({"prompts": prompts} if prompts else {}),
-        **redo_field(step.plan.redo),
+        **_redo(step.plan),
     }
     _check_request(step, stage, expected)
     _check_config(step, stage)
@@ -322,7 +321,7 @@ def _check_reward(step: ClosedStep, shard: ShardPlan) -> None:
     }
     expected = {name: value for name, value in known.items() if value is not None}
     model = {"model": step.run.model.digest}
-    _check_request(step, stage, {**expected, **model, **redo_field(step.plan.redo)})
+    _check_request(step, stage, {**expected, **model, **_redo(step.plan)})
     _check_config(step, stage)
 
 
@@ -341,7 +340,7 @@ def _check_train(step: ClosedStep, before: Before) -> None:
         **({"temperature": shards[0].sampling.temperature} if shards else {}),
         **({"samples": samples} if all(samples) else {}),
         **({"rewards": rewards} if all(rewards) else {}),
-        **redo_field(step.plan.redo),
+        **_redo(step.plan),
     }
     _check_request(step, "train", expected)
     _check_config(step, "train")
@@ -381,6 +380,11 @@ def _check_config(step: ClosedStep, stage: str) -> None:
     asked = _config(record)
     for name in asked.keys() & planned.keys():
         step.tally.expect(ref.key, f"config.{name}", asked[name], planned[name])
+
+
+def _redo(plan: Plan) -> dict[str, int | None]:
+    """Returns the `redo` of a request: none for 0, so that nobody picks among several tries."""
+    return {"redo": plan.redo or None}
 
 
 def _config(record: StageRecord) -> dict[str, Any]:

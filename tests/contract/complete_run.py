@@ -70,9 +70,13 @@ def write_run(
     evals: tuple[int, ...] = (),
     skipped: tuple[int, ...] = (),
     signer: Signer | None = None,
+    **fields: Any,
 ) -> Head:
-    """Writes genesis and `steps` steps; evaluates the versions in `evals`."""
-    record = _run_record(store, run)
+    """Writes genesis and `steps` steps; evaluates the versions in `evals`.
+
+    `fields` replace those of run.json.
+    """
+    record = _run_record(store, run).model_copy(update=fields)
     digest = create_run(store, record)
     head = _genesis(store, record, digest, signer)
     for step in range(1, steps + 1):
