@@ -4,10 +4,31 @@ from collections.abc import Sequence
 
 from flows.config import RunConfig
 from flows.limits import check_pythons
-from flows.overrides import with_overrides
+from flows.overrides import validated, with_overrides
+from storage.ledger import current_plan, first_step, read_plan
+from storage.object_store import ObjectStore
+from storage.records import Plan, RunRecord, StepCommit
 
 OF_THE_DATA = ("datasets", "system_prompt", "template", "max_prompt_tokens")
 """Settings of `prompts` that decide which prompts there are; they were stored at launch."""
+
+
+def config_as_of(record: RunRecord, plan: Plan | None) -> RunConfig:
+    """Returns the config that a plan was made with; the run's own before its first plan.
+
+    Raises:
+        ValueError: this version cannot read it.
+    """
+    return validated({**record.config, **(plan.configs if plan else {})})
+
+
+def newest_plan(store: ObjectStore, record: RunRecord, commit: StepCommit | None) -> Plan | None:
+    """Returns the plan of the step after `commit`, the run's newest, or else that of `commit`."""
+    step = commit.step + 1 if commit else first_step(record)
+    found = current_plan(store, record.run, step)
+    if found is not None:
+        return found[0]
+    return read_plan(store, commit.plan) if commit else None
 
 
 def changed_config(

@@ -202,8 +202,3 @@ def max_prompt_tokens(config: RunConfig) -> int:
     """Returns the longest prompt that leaves room for a whole answer."""
     rollout = config.rollout
     return config.prompts.max_prompt_tokens or rollout.max_model_len - rollout.max_tokens
-
-
-def optimizer_updates(config: TrainConfig) -> int:
-    """Returns how many optimizer updates one step makes."""
-    return config.epochs * config.minibatches

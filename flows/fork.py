@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import tasks.checkpoint.stage as checkpoint_stage
-from flows.changes import data_changes
+from flows.changes import config_as_of, data_changes
 from flows.config import RunConfig, max_prompt_tokens
 from flows.export import parse_target
 from flows.launch import check_prompts, check_storable, put_run, refuse_existing
 from flows.limits import check_pythons
 from flows.overrides import with_overrides
-from flows.planning import config_as_of
 from flows.signing import find_signer
 from storage.errors import NotFound
 from storage.given_up import check_policy_kept

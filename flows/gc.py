@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
+from flows.changes import config_as_of, newest_plan
 from flows.config import RunConfig
-from flows.overrides import validated, with_overrides
+from flows.overrides import with_overrides
 from storage.errors import CommitConflict
 from storage.garbage import Batch, Survey, Tally, plan_batches, survey
 from storage.layout import gc_key
-from storage.ledger import current_plan, head, read_plan, read_run
+from storage.ledger import head, read_run
 from storage.object_store import ObjectStore
 from storage.records import GcRecord, Record
 from storage.relatives import came_since
@@ -108,13 +109,9 @@ def retention_rule(store: ObjectStore, run: str, overrides: Sequence[str] = ()) 
 
 
 def _newest_config(store: ObjectStore, run: str) -> RunConfig:
-    values = dict(read_run(store, run)[0].config)
+    record, _ = read_run(store, run)
     newest = head(store, run)
-    if newest is not None:
-        opened = current_plan(store, run, newest[0].step + 1)
-        plan = opened[0] if opened else read_plan(store, newest[0].plan)
-        values |= plan.configs
-    return validated(values)
+    return config_as_of(record, newest_plan(store, record, newest[0] if newest else None))
 
 
 def _give_up(store: ObjectStore, found: Survey, batch: Batch) -> str:

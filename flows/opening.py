@@ -13,11 +13,11 @@ from flows.session import Session, Unsaved, registered
 from flows.topologies import TOPOLOGIES
 from infra.home import home
 from storage.errors import StorageError
-from storage.given_up import is_there
 from storage.layout import StepScope, run_prefix
 from storage.leases import Lease, hold
 from storage.ledger import ancestors, commits, first_step, head, read_run, record_ref
 from storage.object_store import ObjectStore
+from storage.objects import is_there
 from storage.opening import sweep
 from storage.records import RecordRef, StepCommit
 from storage.store_config import StoreConfig

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flows.changes import changed_config
+from flows.changes import changed_config, config_as_of, newest_plan
 from flows.config import RunConfig
-from flows.planning import config_as_of
 from flows.session import Supersede
-from storage.ledger import current_plan, first_step, head, read_plan
+from storage.ledger import first_step, head
 from storage.object_store import ObjectStore
-from storage.records import Plan, RunRecord, StepCommit
+from storage.records import RunRecord
 
 
 @dataclass(frozen=True)
@@ -50,14 +49,15 @@ def phases(store: ObjectStore, record: RunRecord, wishes: Wishes, *, last: int) 
     newest = head(store, record.run)
     commit = newest[0] if newest else None
     step = commit.step + 1 if commit else first_step(record)
-    found = current_plan(store, record.run, step)
-    _check_wishes(wishes, record, step=step, plan=found[0] if found else None)
-    now = config_as_of(record, found[0] if found else _plan_of(store, commit))
+    plan = newest_plan(store, record, commit)
+    is_open = plan is not None and plan.step == step
+    _check_wishes(wishes, record, step=step, is_open=is_open)
+    now = config_as_of(record, plan)
     changed = changed_config(
         now, wishes.overrides, run=record.run, step=commit.step if commit else 0
     )
     supersede = _supersede(wishes)
-    if supersede is None and found is not None and changed != now:
+    if supersede is None and is_open and changed != now:
         return [Phase(now, step, None, wishes.rebase), Phase(changed, last, None, wishes.rebase)]
     return [Phase(changed, last, supersede, wishes.rebase)]
 
@@ -68,10 +68,6 @@ def _supersede(wishes: Wishes) -> Supersede | None:
     return Supersede("skipped", _reason(wishes), afresh=True) if wishes.skip_step else None
 
 
-def _plan_of(store: ObjectStore, commit: StepCommit | None) -> Plan | None:
-    return read_plan(store, commit.plan) if commit else None
-
-
 def _reason(wishes: Wishes) -> str:
     if wishes.reason:
         return wishes.reason
@@ -79,14 +75,14 @@ def _reason(wishes: Wishes) -> str:
     return f"asked for, with {changes}" if changes else "asked for"
 
 
-def _check_wishes(wishes: Wishes, record: RunRecord, *, step: int, plan: Plan | None) -> None:
+def _check_wishes(wishes: Wishes, record: RunRecord, *, step: int, is_open: bool) -> None:
     run = record.run
     if wishes.redo and wishes.skip_step:
         raise ValueError(
             f"--redo and --skip-step exclude each other: step {step} is either done again or "
             "passed over. Name one."
         )
-    if wishes.redo and plan is None:
+    if wishes.redo and not is_open:
         raise ValueError(
             f"Step {step} of run {run!r} has no plan yet, so nothing of it is to be done again. "
             f"`rollbook resume {run}` goes on; committed steps are never redone: fork before one "

@@ -2,7 +2,7 @@
 
 import hashlib
 
-from flows.config import RunConfig
+from flows.changes import config_as_of
 from flows.session import Session, Supersede
 from storage.layout import StepScope
 from storage.ledger import adopt_plan, current_plan, record_ref
@@ -10,18 +10,12 @@ from storage.records import (
     Cursor,
     ObjectRef,
     Plan,
-    RunRecord,
     SamplingPolicy,
     ShardPlan,
     StepCommit,
 )
 from tasks.prompts.contract import PromptsRequest
 from tasks.prompts.task import prompts
-
-
-def config_as_of(record: RunRecord, plan: Plan | None) -> RunConfig:
-    """Returns the config that a plan was made with; the run's own before its first plan."""
-    return RunConfig.model_validate({**record.config, **(plan.configs if plan else {})})
 
 
 def plan_step(session: Session, scope: StepScope) -> tuple[Plan, ObjectRef]:

@@ -104,12 +104,12 @@ def resume_run(
     store_config = resolve_store(store, endpoint)
     opened = open_store(store_config, writing=False)
     record, _ = read_run(opened, run)
-    config = RunConfig.model_validate(record.config)
     newest = head(opened, run)
     done = newest[0].step if newest else first_step(record)
-    last = done + steps if steps else config.steps
     wishes = wishes or Wishes()
-    phases(opened, record, wishes, last=last)  # Refuses what does not fit before anything starts.
+    # Refuses what does not fit before anything starts.
+    config = phases(opened, record, wishes, last=done)[-1].config
+    last = done + steps if steps else config.steps
     if last <= done and not steps and not _evaluation_missing(opened, run, config, done):
         raise ValueError(
             f"Run {run!r} has all of its {config.steps} steps (the last commit is step {done}). "

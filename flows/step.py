@@ -10,13 +10,12 @@ from prefect import flow
 from prefect.futures import PrefectFuture, as_completed
 from prefect.runtime import flow_run
 
-from flows.config import optimizer_updates
 from flows.metrics import step_metrics
 from flows.planning import plan_step
 from flows.session import Session, session_of
 from storage.environment import changes
 from storage.layout import StepScope
-from storage.ledger import ancestors, read_record, record_ref
+from storage.ledger import read_record, record_ref
 from storage.records import (
     Metrics,
     ObjectRef,
@@ -40,6 +39,7 @@ from tasks.rollout.contract import (
 )
 from tasks.rollout.task import rollout
 from tasks.train.contract import TrainConfig, TrainRequest
+from tasks.train.history import updates_so_far
 from tasks.train.task import train
 
 log = logging.getLogger(__name__)
@@ -241,28 +241,13 @@ def _train_request(
         policy=session.last_commit.policy,
         state_id=session.last_commit.state_id,
         temperature=plan.shards[0].sampling.temperature,
-        update_index=_update_index(session),
+        update_index=updates_so_far(session.store, session.last_commit),
         model=session.run.model,
         config=config,
         snapshot_due=session.unsaved.due(config),
         rebase=session.rebase,
         redo=plan.redo,
     )
-
-
-def _update_index(session: Session) -> int:
-    """Returns the optimizer updates made before the open step; genesis makes none."""
-    head = session.last_commit
-    for commit, _ in ancestors(session.store, head.run, head.step):
-        ref = next((ref for ref in commit.records if ref.stage == "train"), None)
-        if ref is None:
-            continue
-        request = read_record(session.store, ref).request
-        if request["kind"] == "genesis":
-            return 0
-        config = TrainConfig.model_validate(request["config"])
-        return request["update_index"] + optimizer_updates(config)
-    raise AssertionError("every run goes back to a genesis")
 
 
 def move_head(session: Session, result: CheckpointResult) -> None:

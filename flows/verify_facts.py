@@ -5,19 +5,18 @@ Prompts are drawn again, rewards graded again, advantages judged again, by the s
 
 from dataclasses import dataclass
 
-from flows.config import optimizer_updates
 from flows.metrics import step_metrics
 from flows.verify_shards import MALFORMED, NOT_CHECKED, Facts, Graders, Shard, audit_shard
 from storage.audit_findings import CHAIN, CUT, REPLAY, Tally
 from storage.errors import Corrupt, NotFound
 from storage.layout import StepScope, commit_key
-from storage.ledger import ancestors, read_plan, read_record
+from storage.ledger import read_plan, read_record
 from storage.object_store import ObjectStore
 from storage.records import Plan, RecordRef, RunRecord, StageRecord, StepCommit, why_invalid
 from tasks.errors import Permanent
 from tasks.prompts.audit import audit_prompts
 from tasks.train.audit import audit_train
-from tasks.train.contract import TrainConfig
+from tasks.train.history import updates_so_far
 
 
 @dataclass(frozen=True)
@@ -108,24 +107,10 @@ def _audit_step(step: _Step, graders: Graders, facts: Facts, tally: Tally) -> No
         rewards=[step.records[f"reward-{number}"].outputs["rewards"] for number in numbers],
         tally=tally,
     )
-    expected = _updates_before(step)
+    expected = updates_so_far(step.store, step.before)
     found = train.request["update_index"]
     tally.expect(step.refs["train"].key, "update index", found, expected, promise=CUT)
     _check_metrics(step, numbers, tally)
-
-
-def _updates_before(step: _Step) -> int:
-    """Returns the optimizer updates that the run had made before this step."""
-    before = step.before
-    for commit, _ in ancestors(step.store, before.run, before.step):
-        ref = next((ref for ref in commit.records if ref.stage == "train"), None)
-        if ref is not None:
-            request = read_record(step.store, ref).request
-            if request["kind"] == "genesis":
-                return 0
-            config = TrainConfig.model_validate(request["config"])
-            return request["update_index"] + optimizer_updates(config)
-    return 0
 
 
 def _check_metrics(step: _Step, numbers: list[str], tally: Tally) -> None:

@@ -24,9 +24,9 @@ from storage.audit_steps import (
     note_strangers,
     read_link,
 )
-from storage.errors import NotFound
 from storage.layout import EvalScope, commit_key, run_prefix
 from storage.object_store import ObjectStore
+from storage.objects import exists
 from storage.records import RunRecord
 from storage.signing import PublicKey
 
@@ -343,11 +343,7 @@ def _audit_eval(audited: Audited, scope: EvalScope) -> Tally:
 
 
 def _is_committed(audited: Audited, step: int) -> bool:
-    try:
-        audited.store.size(commit_key(audited.run.run, step))
-    except NotFound:
-        return False
-    return True
+    return exists(audited.store, commit_key(audited.run.run, step))
 
 
 def in_order(

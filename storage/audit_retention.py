@@ -5,7 +5,6 @@ from functools import lru_cache
 
 from storage.audit_findings import Tally
 from storage.audit_objects import open_bench, record_at
-from storage.errors import NotFound
 from storage.layout import (
     commit_key,
     gc_key,
@@ -16,6 +15,7 @@ from storage.layout import (
     step_of_key,
 )
 from storage.object_store import ObjectStore
+from storage.objects import exists
 from storage.records import GcRecord
 
 KINDS = ("policy", "snapshot")
@@ -34,7 +34,7 @@ def retention_of(store: ObjectStore) -> Callable[[str], bool]:
 
     @lru_cache(maxsize=CACHED_PREFIXES)
     def is_committed(run: str, step: int) -> bool:
-        return _is_there(store, commit_key(run, step))
+        return exists(store, commit_key(run, step))
 
     @lru_cache(maxsize=CACHED_PREFIXES)
     def named(prefix: str) -> frozenset[str]:
@@ -56,14 +56,6 @@ def retention_of(store: ObjectStore) -> Callable[[str], bool]:
     return is_given_up
 
 
-def _is_there(store: ObjectStore, key: str) -> bool:
-    try:
-        store.size(key)
-    except NotFound:
-        return False
-    return True
-
-
 def _is_old(key: str, *, head: int) -> bool:
     return part_of_key(key) == "attempt" and 0 < step_of_key(key) < head
 
@@ -78,7 +70,7 @@ def audit_retention(store: ObjectStore, run: str) -> Tally:
             continue
         record, digest, _ = found
         tally.expect(key, "run", record.run, run)
-        if not _is_there(store, commit_key(run, record.head)):
+        if not exists(store, commit_key(run, record.head)):
             tally.broken(
                 key,
                 expected=f"the commit of step {record.head}, which was the newest when gc ran",

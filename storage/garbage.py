@@ -12,7 +12,6 @@ from itertools import groupby
 from typing import Literal
 
 from storage.errors import Corrupt, NotFound
-from storage.given_up import is_there
 from storage.layout import (
     GC_RECORD_STEPS,
     is_below_a_step,
@@ -24,6 +23,7 @@ from storage.layout import (
 )
 from storage.ledger import first_step, head, read_commit, read_record, read_run
 from storage.object_store import Listed, ObjectStore
+from storage.objects import is_there
 from storage.records import GivenUp, ObjectRef, Record, StageRecord, StepCommit, why_invalid
 from storage.relatives import Relatives, find_relatives, foreign_keys
 from storage.retention import Rule, kept_policies, kept_snapshots

@@ -6,6 +6,7 @@ from storage.errors import Corrupt, NotFound
 from storage.layout import gc_prefix, gc_steps_prefix, run_of_key, step_of_key
 from storage.ledger import first_step, read_commit, read_run
 from storage.object_store import ObjectStore
+from storage.objects import is_there
 from storage.records import GcRecord, GivenUp, ObjectRef, StepCommit, why_invalid
 
 
@@ -66,14 +67,6 @@ def nearest_kept(store: ObjectStore, run: str, step: int) -> int | None:
         ),
         None,
     )
-
-
-def is_there(store: ObjectStore, ref: ObjectRef) -> bool:
-    """Tells whether the object of a reference is there and as long as it should be."""
-    try:
-        return store.size(ref.key) == ref.num_bytes
-    except NotFound:
-        return False
 
 
 def _how_back(store: ObjectStore, commit: StepCommit) -> str:

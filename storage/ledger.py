@@ -28,7 +28,7 @@ from storage.layout import (
     steps_prefix,
 )
 from storage.object_store import ObjectStore
-from storage.objects import read_object
+from storage.objects import exists, read_object
 from storage.records import (
     EvalRecord,
     ObjectRef,
@@ -87,7 +87,7 @@ def read_run(store: ObjectStore, run: str) -> tuple[RunRecord, str]:
 
 def list_runs(store: ObjectStore) -> list[str]:
     """Returns the names of all runs that have a run.json, sorted."""
-    return [run for run in store.folders(runs_prefix()) if _exists(store, run_key(run))]
+    return [run for run in store.folders(runs_prefix()) if exists(store, run_key(run))]
 
 
 def first_step(record: RunRecord) -> int:
@@ -377,11 +377,11 @@ def _first_step(store: ObjectStore, run: str) -> int:
 def _newest_step(store: ObjectStore, run: str, first: int) -> int:
     """Doubles until a commit is missing, then halves: about 2 log2(steps) look-ups."""
     low, high = first - 1, first
-    while _exists(store, commit_key(run, high)):
+    while exists(store, commit_key(run, high)):
         low, high = high, 2 * high - first + 1
     while high - low > 1:
         middle = (low + high) // 2
-        if _exists(store, commit_key(run, middle)):
+        if exists(store, commit_key(run, middle)):
             low = middle
         else:
             high = middle
@@ -409,14 +409,6 @@ def _commit_below_head(store: ObjectStore, run: str, step: int) -> tuple[StepCom
             f"The chain of run {run!r} breaks at step {step}: {commit_key(run, step)} is gone, but "
             "later steps are committed. Restore it from a copy of the store."
         ) from error
-
-
-def _exists(store: ObjectStore, key: str) -> bool:
-    try:
-        store.size(key)
-    except NotFound:
-        return False
-    return True
 
 
 def _get_or_none(store: ObjectStore, key: str) -> bytes | None:

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from storage.errors import Corrupt, Unavailable
+from storage.errors import Corrupt, NotFound, Unavailable
 from storage.object_store import ObjectStore
 from storage.records import ObjectRef, sha256_hex
 
@@ -40,6 +40,23 @@ def read_object(store: ObjectStore, ref: ObjectRef) -> bytes:
     payload = store.get(ref.key)
     _check(store, ref, num_bytes=len(payload), sha256=sha256_hex(payload))
     return payload
+
+
+def exists(store: ObjectStore, key: str) -> bool:
+    """Tells whether there is an object under a key."""
+    try:
+        store.size(key)
+    except NotFound:
+        return False
+    return True
+
+
+def is_there(store: ObjectStore, ref: ObjectRef) -> bool:
+    """Tells whether the object of a reference is there and as long as it should be."""
+    try:
+        return store.size(ref.key) == ref.num_bytes
+    except NotFound:
+        return False
 
 
 def upload_file(store: ObjectStore, key: str, path: Path) -> ObjectRef:

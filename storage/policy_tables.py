@@ -6,11 +6,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage.errors import NotFound
 from storage.given_up import given_up
 from storage.layout import StepScope, record_prefix, request_digest_of_key
 from storage.ledger import find_record, read_record
 from storage.object_store import ObjectStore
+from storage.objects import is_there
 from storage.records import ObjectRef, SnapshotRef, StageRecord, StepCommit
 from storage.tables import READERS, CommittedStep
 
@@ -105,11 +105,4 @@ def _made_at_stop(
 def _state(store: ObjectStore, files: Sequence[ObjectRef], gone: set[str]) -> str:
     if any(ref.key in gone for ref in files):
         return "given up"
-    return "kept" if all(_exists(store, ref) for ref in files) else "lost"
-
-
-def _exists(store: ObjectStore, ref: ObjectRef) -> bool:
-    try:
-        return store.size(ref.key) == ref.num_bytes
-    except NotFound:
-        return False
+    return "kept" if all(is_there(store, ref) for ref in files) else "lost"

@@ -116,6 +116,22 @@ def train_record(store: ObjectStore, commit: StepCommit) -> StageRecord | None:
     return read_record(store, ref) if ref else None
 
 
+def updates_so_far(store: ObjectStore, commit: StepCommit) -> int:
+    """Returns the optimizer updates made up to a commit, through skipped steps and forks.
+
+    What schedules count in: the `update_index` of the step after it. Genesis makes none.
+    """
+    record = train_record(store, commit)
+    if record is None:
+        older = ancestors(store, commit.run, commit.step)
+        records = (train_record(store, found) for found, _ in older)
+        record = next((found for found in records if found is not None), None)
+    if record is None or record.request["kind"] == "genesis":
+        return 0
+    config = TrainConfig.model_validate(record.request["config"])
+    return record.request["update_index"] + config.epochs * config.minibatches
+
+
 def find_snapshot(
     store: ObjectStore, commit: StepCommit, record: StageRecord
 ) -> SnapshotRef | None:

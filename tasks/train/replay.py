@@ -86,7 +86,8 @@ def retrain(store: ObjectStore, engine: TrainEngine, committed: Committed) -> Re
 
 def _shards(store: ObjectStore, commit: StepCommit) -> tuple[list[ObjectRef], list[ObjectRef]]:
     refs = {ref.stage: ref for ref in commit.records}
-    numbers = sorted(stage.removeprefix("rollout-") for stage in refs if "rollout-" in stage)
+    numbers = [stage.removeprefix("rollout-") for stage in refs if stage.startswith("rollout-")]
+    numbers.sort(key=int)
     samples = [read_record(store, refs[f"rollout-{n}"]).outputs["samples"] for n in numbers]
     rewards = [read_record(store, refs[f"reward-{n}"]).outputs["rewards"] for n in numbers]
     return samples, rewards
@@ -227,15 +228,19 @@ def promises_bits(engine: TrainEngine) -> bool:
 
 def _directories(settlement: Settlement, committed: Committed) -> tuple[Path | None, Path | None]:
     """Returns the files of what was published, and of the nearest policy before it."""
-    published = _open(settlement, committed.policy)
+    published = open_kept(settlement.store, committed.policy, settlement.workspace)
     earlier = [settlement.base, *settlement.passed[:-1]]
-    candidates = (_open(settlement, found.policy) for found in reversed(earlier))
+    candidates = (
+        open_kept(settlement.store, found.policy, settlement.workspace)
+        for found in reversed(earlier)
+    )
     return published, next((found for found in candidates if found is not None), None)
 
 
-def _open(settlement: Settlement, policy: PolicyRef) -> Path | None:
+def open_kept(store: ObjectStore, policy: PolicyRef, workspace: Workspace) -> Path | None:
+    """Returns the files of a policy, or None where retention gave them up."""
     try:
-        return open_policy(settlement.store, policy, cache=settlement.workspace.cache)
+        return open_policy(store, policy, cache=workspace.cache)
     except NotFound:
         return None
 

@@ -1,15 +1,13 @@
 """A committed train stage run again: compared in all that it made, nothing written to the store."""
 
 import math
-from pathlib import Path
 
 from storage import environment
-from storage.errors import NotFound
 from storage.experience import encode_shard
 from storage.ledger import ancestors, read_commit
 from storage.object_store import ObjectStore
 from storage.policies import open_policy
-from storage.records import PolicyRef, sha256_hex
+from storage.records import sha256_hex
 from storage.schemas import TRAIN
 from tasks.errors import Permanent
 from tasks.train.contract import (
@@ -26,6 +24,7 @@ from tasks.train.replay import (
     Committed,
     Retrained,
     described,
+    open_kept,
     promises_bits,
     published_digest,
     retrain,
@@ -173,13 +172,5 @@ def _deviation(
     commit = committed.commit
     history = ancestors(store, commit.run, commit.step)
     policies = [found.policy for found, _ in (next(history), next(history, (commit, "")))]
-    directories = [_open(store, policy, workspace) for policy in policies]
-    published, before = directories
+    published, before = [open_kept(store, policy, workspace) for policy in policies]
     return None if published is None or before is None else engine.compare(published, before)
-
-
-def _open(store: ObjectStore, policy: PolicyRef, workspace: Workspace) -> Path | None:
-    try:
-        return open_policy(store, policy, cache=workspace.cache)
-    except NotFound:
-        return None

@@ -167,11 +167,12 @@ def test_a_stop_stores_the_trainers_state_and_the_next_commit_names_it(
     output, _ = process.communicate(timeout=60)
     assert "saving the trainer's state" in output
     wait_for(lambda: not cli.engines(), 20)
-    head = json.loads(cli.ok("show", "paused", "--json", *at(directory)))["head_step"]
+    # Interrupted in mid-update there is no state to save; at its own end a resume always saves.
     cli.ok("resume", "paused", "--steps", "1", *at(directory))
-    if (directory / f"runs/paused/steps/{head:08d}/stages/snapshot").exists():
-        assert record_of(store, "paused", head + 1, "train").notes == []
-        assert any(ref.stage == "snapshot" for ref in commit_of(store, "paused", head + 1).records)
+    cli.ok("resume", "paused", "--steps", "1", *at(directory))
+    head = json.loads(cli.ok("show", "paused", "--json", *at(directory)))["head_step"]
+    assert record_of(store, "paused", head, "train").notes == []
+    assert any(ref.stage == "snapshot" for ref in commit_of(store, "paused", head).records)
     assert commit_of(store, "paused", 4).policy_digest == commit_of(store, "base", 4).policy_digest
 
 

@@ -4,8 +4,8 @@ import uuid
 
 import pytest
 
+from flows.changes import config_as_of
 from flows.phases import Phase, Wishes, phases
-from flows.planning import config_as_of
 from flows.recipes import RECIPES
 from flows.session import Supersede
 from storage import ledger
