@@ -206,8 +206,9 @@ class _Look:
 
 def _look_inside(look: _Look) -> tuple[Facts, Facts, list[tuple[int, Replayed]]]:
     """Returns the facts of steps, those of evaluations, and what engines said."""
-    facts, evals = Facts(), Facts()
     store, chain, options = look.store, look.chain, look.options
+    broken = chain.tally.num_findings > 0
+    facts, evals = Facts(chain_is_broken=broken), Facts(chain_is_broken=broken)
     if chain.run is None or chain.head_step is None:
         return facts, evals, []
     first, last = options.first or 0, chain.head_step

@@ -43,6 +43,9 @@ def audit_evaluations(
             _audit_evaluation(store, run, record, graders=graders, facts=facts)
 
 
+READABLE = "an evaluation whose shards can be read"
+
+
 @dataclass(frozen=True)
 class _Evaluation:
     """One evaluation, read."""
@@ -75,13 +78,14 @@ def _audit_evaluation(
         _check_figures(evaluation, tally)
         if graders is not None:
             _audit_shards(evaluation, graders, facts, tally)
-    except (NotFound, Corrupt, Permanent, *MALFORMED) as error:
-        found = f"{type(error).__name__}: {error}"
-        tally.broken(key, expected="shards that can be read", found=found)
+    except (NotFound, Corrupt) as error:
+        if not facts.chain_is_broken:
+            tally.broken(key, expected=READABLE, found=str(error))
+    except (Permanent, *MALFORMED) as error:
+        tally.broken(key, expected=READABLE, found=f"{type(error).__name__}: {error}")
     except ValueError as error:
-        facts.unchecked.append(
-            f"evaluation of version {record.policy_version}: {why_invalid(error)}"
-        )
+        version = record.policy_version
+        facts.unchecked.append(f"evaluation of version {version}: {why_invalid(error)}")
     facts.tally.add(tally)
 
 

@@ -18,6 +18,8 @@ from tasks.prompts.audit import audit_prompts
 from tasks.train.audit import audit_train
 from tasks.train.history import updates_so_far
 
+READABLE = "a step whose facts can be read"
+
 
 @dataclass(frozen=True)
 class _Step:
@@ -57,14 +59,23 @@ def audit_facts(
     tally = Tally()
     try:
         _audit_step(_read(store, run, commit, before), graders, facts, tally)
-    except (NotFound, Corrupt, Permanent, *MALFORMED) as error:
+    except (NotFound, Corrupt) as error:
+        if facts.chain_is_broken:
+            _leave_out(facts, tally, commit.step, "what it needs is broken, see above")
+        else:
+            tally.broken(key, expected=READABLE, found=str(error), promise=REPLAY)
+    except (Permanent, *MALFORMED) as error:
         found = f"{type(error).__name__}: {error}"
-        tally.broken(key, expected="a step whose facts can be read", found=found, promise=REPLAY)
+        tally.broken(key, expected=READABLE, found=found, promise=REPLAY)
     except ValueError as error:
-        tally.counts[NOT_CHECKED] += 1
-        facts.unchecked.append(f"step {commit.step}: {why_invalid(error)}")
+        _leave_out(facts, tally, commit.step, why_invalid(error))
     facts.tally.add(tally)
     facts.steps.append(commit.step)
+
+
+def _leave_out(facts: Facts, tally: Tally, step: int, why: str) -> None:
+    tally.counts[NOT_CHECKED] += 1
+    facts.unchecked.append(f"step {step}: {why}")
 
 
 def _read(store: ObjectStore, run: RunRecord, commit: StepCommit, before: StepCommit) -> _Step:

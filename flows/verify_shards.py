@@ -42,8 +42,12 @@ class RewardDifferences:
 
 @dataclass
 class Facts:
-    """What came out over all steps that were looked at."""
+    """What came out over all steps that were looked at.
 
+    `chain_is_broken` excuses what cannot be read: the chain says where and why.
+    """
+
+    chain_is_broken: bool = False
     tally: Tally = field(default_factory=Tally)
     steps: list[int] = field(default_factory=list[int])
     differences: list[RewardDifferences] = field(default_factory=list[RewardDifferences])

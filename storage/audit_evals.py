@@ -114,6 +114,11 @@ def _audit_records(
     records = {
         stage: made for stage, ref in stages.items() if (made := stage_at(bench, ref, named_by=key))
     }
+    for stage in stages.keys() - records.keys():
+        # Nothing seals an evaluation: what it names may be wrong as well as what lies there.
+        named = f"{stages[stage].key} with sha256 {stages[stage].sha256}"
+        found = "none such: one of the two was changed"
+        bench.tally.broken(key, expected=f"the {stage} record that it names, {named}", found=found)
     for made in records.values():
         bench.owners.update({ref.sha256: ref.key for ref in record_refs(made)})
     for stage, made in records.items():

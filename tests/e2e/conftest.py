@@ -92,6 +92,25 @@ def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
 
 
 @pytest.fixture(scope="session")
+def finished(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store in a directory with the run `finished`, for tests that look and for copies.
+
+    Three steps of 16 groups in two shards each, two snapshots and one at the end, two evaluations.
+    """
+    directory = tmp_path_factory.mktemp("finished") / "store"
+    settings = [
+        "evaluate.suites.held_out.max_prompts=64",
+        "prompts.groups_per_step=16",
+        "rollout.groups_per_shard=8",
+        "train.snapshot_every=2",
+    ]
+    words = [f"--set={setting}" for setting in settings]
+    place = ("--store", str(directory))
+    cli.ok("launch", "addition", "--run", "finished", "--steps", "3", *words, *place)
+    return directory
+
+
+@pytest.fixture(scope="session")
 def wait_for() -> Callable[[Callable[[], bool], float], None]:
     """Waits until a condition holds, or fails."""
 

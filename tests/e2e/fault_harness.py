@@ -234,9 +234,10 @@ def _short(call: str, run: str) -> str:
     return f"{method:4} {'/'.join(words)}"
 
 
-def _pattern(call: str, run: str) -> re.Pattern[str]:
-    """Returns what matches the same call in any other run: attempts are random."""
-    return re.compile(_ATTEMPT.sub("[0-9a-f]{32}", re.escape(call).replace(re.escape(run), ".+")))
+def _pattern(call: str, run: str, *, prefix: str) -> re.Pattern[str]:
+    """Returns what matches the same call in any other fork: attempts are random."""
+    forks = f"{re.escape(prefix)}-[a-z0-9-]+"
+    return re.compile(_ATTEMPT.sub("[0-9a-f]{32}", re.escape(call).replace(re.escape(run), forks)))
 
 
 def _share(calls: Sequence[str], run: str, asked: argparse.Namespace) -> list[tuple[Case, Fault]]:
@@ -246,7 +247,7 @@ def _share(calls: Sequence[str], run: str, asked: argparse.Namespace) -> list[tu
     by processes that know nothing of each other. A read has no effect that could outlive its
     answer, so each fails one way, the two ways in turn, unless all are asked for.
     """
-    patterns = [_pattern(call, run) for call in calls]
+    patterns = [_pattern(call, run, prefix=asked.prefix) for call in calls]
     named: list[tuple[str, int, int]] = []
     for index, pattern in enumerate(patterns):
         nth = sum(pattern.fullmatch(call) is not None for call in calls[: index + 1])

@@ -36,6 +36,7 @@ LAST = 5
 SHARES = 2
 """Processes that divide the matrix: most of a case is waiting for a backend that tries again."""
 Wait = Callable[[Callable[[], bool], float], None]
+Harness = subprocess.Popen[str]
 
 
 @pytest.fixture(scope="module")
@@ -83,36 +84,44 @@ def check_run(store: ObjectStore, run: str, expected: list[str]) -> None:
     assert not any(counts.values()), counts
 
 
-def start_harness(cli: Cli, *arguments: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.e2e.fault_harness", *arguments],
-        cwd=ROOT,
-        env=cli.environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+@pytest.fixture
+def start_harness(cli: Cli) -> Iterator[Callable[..., Harness]]:
+    """Starts controllers of the harness, which end with the test."""
+    started: list[Harness] = []
 
+    def start(*arguments: str) -> Harness:
+        harness = subprocess.Popen(
+            [sys.executable, "-m", "tests.e2e.fault_harness", *arguments],
+            cwd=ROOT,
+            env=cli.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(harness)
+        return harness
 
-def answer_of(harness: "subprocess.Popen[str]", *, timeout: float) -> dict[str, Any]:
-    try:
-        output, errors = harness.communicate(timeout=timeout)
-    finally:
+    yield start
+    for harness in started:
         harness.kill()
+        harness.communicate()
+
+
+def answer_of(harness: Harness, *, timeout: float) -> dict[str, Any]:
+    output, errors = harness.communicate(timeout=timeout)
     assert harness.returncode == 0, errors
     return json.loads(output.strip().splitlines()[-1])
 
 
 @pytest.mark.timeout(1500)
 def test_every_store_call_of_a_step_may_fail_before_or_after_it_acts(
-    cli: Cli, expected: list[str], wait_for: Wait
+    cli: Cli, expected: list[str], wait_for: Wait, start_harness: Callable[..., Harness]
 ):
     """Each call of controller and engines fails once; after some the store stays away for good."""
     shares = [
         start_harness(
-            cli,
             *("matrix", "--base", "base", "--step", str(BASE), "--expected", "undisturbed"),
             *("--prefix", f"share-{share}", "--share", str(share), "--shares", str(SHARES)),
             *("--lost-every", "7"),
@@ -135,13 +144,17 @@ def test_every_store_call_of_a_step_may_fail_before_or_after_it_acts(
 
 
 def test_two_controllers_that_race_past_their_lease_make_one_history(
-    cli: Cli, store: ObjectStore, expected: list[str], wait_for: Wait
+    cli: Cli,
+    store: ObjectStore,
+    expected: list[str],
+    wait_for: Wait,
+    start_harness: Callable[..., Harness],
 ):
     cli.ok("fork", "base", "--run", "raced")
-    racers = [start_harness(cli, "race", "--run", "raced", "--until", str(LAST)) for _ in range(2)]
+    racers = [start_harness("race", "--run", "raced", "--until", str(LAST)) for _ in range(2)]
     for racer in racers:
         assert racer.stdout is not None
-        assert racer.stdout.readline() == "ready\n", racer.communicate()[1]
+        assert racer.stdout.readline() == "ready\n"
     for racer in racers:
         assert racer.stdin is not None
         racer.stdin.write("go\n")

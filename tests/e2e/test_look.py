@@ -11,21 +11,12 @@ from tests.e2e.conftest import Cli
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 DOCUMENT = Path(__file__).parents[2] / "flows" / "QUERIES.md"
-STEPS = 2
+STEPS = 3
 
 
 @pytest.fixture(scope="module")
-def at(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """A store in a directory with a run of two steps."""
-    place = ("--store", str(tmp_path_factory.mktemp("store")))
-    small = (
-        "--set",
-        "evaluate.suites.held_out.max_prompts=64",
-        "--set",
-        "prompts.groups_per_step=16",
-    )
-    cli.ok("launch", "addition", "--run", "seen", "--steps", str(STEPS), *small, *place)
-    return place
+def at(finished: Path) -> tuple[str, str]:
+    return ("--store", str(finished))
 
 
 def ask(cli: Cli, at: tuple[str, str], sql: str) -> list[dict]:
@@ -40,7 +31,7 @@ def test_figures_over_samples_are_those_of_the_commits(cli: Cli, at: tuple[str, 
         "max(logprob_gap_max) as gap, max(staleness) as staleness, count(*) as samples "
         "from samples s join steps using (run, step) group by step order by step",
     )
-    assert [row["step"] for row in rows] == [1, 2]
+    assert [row["step"] for row in rows] == [1, 2, 3]
     for row in rows:
         assert row["reward"] == pytest.approx(row["told"])
         assert row["staleness"] == 0
@@ -56,9 +47,9 @@ def test_every_question_of_the_document_has_an_answer(cli: Cli, at: tuple[str, s
 
 
 def test_samples_of_a_step_read_as_the_model_wrote_them(cli: Cli, at: tuple[str, str]):
-    printed = cli.ok("samples", f"seen@{STEPS}", *at)
-    assert printed.startswith(f"seen@{STEPS}  16 groups, 128 samples")
-    chosen = json.loads(cli.ok("samples", "seen", "--worst", "3", "--best", "2", "--json", *at))
+    printed = cli.ok("samples", f"finished@{STEPS}", *at)
+    assert printed.startswith(f"finished@{STEPS}  16 groups, 128 samples")
+    chosen = json.loads(cli.ok("samples", "finished", "--worst", "3", "--best", "2", "--json", *at))
     samples = [sample for group in chosen["groups"] for sample in group["samples"]]
     assert sorted(sample["reward"] for sample in samples) == [0, 0, 0, 1, 1]
     for group in chosen["groups"]:
@@ -71,5 +62,5 @@ def test_samples_of_a_step_read_as_the_model_wrote_them(cli: Cli, at: tuple[str,
 def test_a_terminal_gets_a_table_within_its_width(cli: Cli, at: tuple[str, str]):
     lines = cli.ok("sql", "select prompt, completion, reward from samples", *at).splitlines()
     assert lines[0].split() == ["prompt", "completion", "reward"]
-    assert lines[-1].startswith("the first 100 of 256 rows")
+    assert lines[-1].startswith("the first 100 of 384 rows")
     assert max(map(len, lines)) <= 120

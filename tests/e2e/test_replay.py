@@ -18,9 +18,6 @@ from tests.e2e.conftest import Cli
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-LAUNCH = ["--steps", "3", "--set", "evaluate.suites.held_out.max_prompts=8"]
-SMALL = ["--set", "prompts.groups_per_step=16", "--set", "rollout.groups_per_shard=8"]
-
 
 @dataclass(frozen=True)
 class Copy:
@@ -43,17 +40,16 @@ class Copy:
 
 @pytest.fixture(scope="module")
 def copy(
-    cli: Cli, tmp_path_factory: pytest.TempPathFactory, monkeypatch_module: pytest.MonkeyPatch
+    cli: Cli,
+    finished: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch_module: pytest.MonkeyPatch,
 ) -> Iterator[Copy]:
-    original, directory = (tmp_path_factory.mktemp("stores") / name for name in ("own", "copy"))
-    options = [*LAUNCH, *SMALL, "--store", str(original)]
-    cli.ok("launch", "addition", "--run", "replayed", *options)
-    shutil.copytree(original, directory)
-    shutil.rmtree(original)
+    directory = shutil.copytree(finished, tmp_path_factory.mktemp("replay") / "copy")
     monkeypatch_module.setenv("ROLLBOOK_HOME", str(cli.home))
     config = StoreConfig(uri=str(directory))
     store = open_store(config, writing=False)
-    record, _ = read_run(store, "replayed")
+    record, _ = read_run(store, "finished")
     with (
         open_workspace(cli.home) as workspace,
         open_engines(record, store=config, workspace=workspace) as engines,

@@ -12,17 +12,13 @@ from tests.e2e.tamper import KINDS, WAYS, Lab, table
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-RUN = "spoilt"
+RUN = "finished"
 
 
 @pytest.fixture(scope="module")
-def launched(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store in a directory with a run of three steps, two snapshots and two evaluations."""
-    directory = tmp_path_factory.mktemp("tamper") / "store"
-    settings = ["train.snapshot_every=2", "evaluate.suites.held_out.max_prompts=64"]
-    options = [word for setting in settings for word in ("--set", setting)]
-    cli.ok("launch", "addition", "--run", RUN, "--steps", "3", *options, "--store", str(directory))
-    return directory
+def launched(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the finished run, to be spoilt and mended."""
+    return shutil.copytree(finished, tmp_path_factory.mktemp("tamper") / "store")
 
 
 @pytest.fixture

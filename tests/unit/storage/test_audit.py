@@ -96,6 +96,17 @@ def test_every_object_of_which_a_bit_is_flipped_is_named(store: MemoryStore, hea
         replace(store, key, payload)
 
 
+def test_an_evaluation_that_names_another_record_than_its_own_is_named(
+    store: MemoryStore, head: Head
+):
+    (key,) = [key for key in sealed_keys(store) if key.endswith("/eval.json")]
+    content = store.get(key)
+    for word in (b"runs/made/evals", b'"sha256":"'):
+        replace(store, key, flipped(content, content.index(word) + len(word)))
+        assert key in named(audit(store, head=head.digest)), word
+        replace(store, key, content)
+
+
 def test_every_object_that_takes_a_siblings_place_is_named(store: MemoryStore, head: Head):
     keys = sealed_keys(store)
     kinds: dict[str, list[str]] = {}
