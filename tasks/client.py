@@ -109,6 +109,12 @@ class Service:
             ) from error
         if answer.status_code == STAGE_FAILED:
             raise ErrorBody.from_bytes(answer.content).to_error()
+        if answer.is_server_error:
+            # Also what a call gets that is cut short because its service ends.
+            raise Transient(
+                f"The service at {self._url} broke off {path}: {answer.status_code} {answer.text}. "
+                "Expected an answer; the same request can be sent again."
+            )
         if answer.is_error:
             raise Permanent(
                 f"The service at {self._url} refused {path}: {answer.status_code} {answer.text}"

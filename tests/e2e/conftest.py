@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -44,8 +43,6 @@ class Cli:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            # A shell starts background jobs with Ctrl-C ignored, and children inherit that.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def ok(self, *arguments: str) -> str:

@@ -219,6 +219,7 @@ def test_a_run_without_a_tokenizer_says_so_when_text_is_asked(
         query("select completion from samples", store=store)
 
 
+@pytest.mark.timeout(60, method="thread")  # DuckDB is not woken by the other method's alarm.
 def test_a_query_can_be_interrupted(store: ObjectStore):
     timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
