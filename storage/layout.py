@@ -137,9 +137,19 @@ def gc_key(run: str, step: int, digest: str) -> str:
     return f"{gc_steps_prefix(run, step)}{digest}.json"
 
 
+def leases_prefix(run: str) -> str:
+    """Where all leases of a run lie."""
+    return f"runs/{run}/leases/"
+
+
 def lease_key(run: str, role: str) -> str:
     """Liveness of a controller or service of a run."""
-    return f"runs/{run}/leases/{role}.json"
+    return f"{leases_prefix(run)}{role}.json"
+
+
+def lease_role(key: str) -> str:
+    """Returns the role whose lease `key` is."""
+    return key.rpartition("/")[2].removesuffix(".json")
 
 
 def input_key(digest: str, name: str) -> str:

@@ -115,7 +115,7 @@ def peek(store: ObjectStore, run: str, role: str) -> LeaseState | None:
     if found is None or found[0] is None:
         return None
     state = found[0]
-    return None if state.released or _is_gone(state) else state
+    return None if state.released or is_gone(state) else state
 
 
 def look(store: ObjectStore, run: str, role: str) -> Liveness:
@@ -129,7 +129,7 @@ def look(store: ObjectStore, run: str, role: str) -> Liveness:
     state, etag = found if found else (None, "")
     if state is None or state.released:
         return Liveness("free", state)
-    if _is_gone(state):
+    if is_gone(state):
         return Liveness("dead", state)
     if _is_ours_to_see(state):
         return Liveness("alive", state)
@@ -149,6 +149,7 @@ class Lease:
         self._store = store
         self._state = state
         self._etag = etag
+        self._holder = state.holder
         self._released = False
         self._ended = threading.Event()
         self._lost = threading.Event()
@@ -166,6 +167,10 @@ class Lease:
     def state(self) -> LeaseState:
         """What the store holds, as of the last renewal."""
         return self._state
+
+    def describe(self, holder: Mapping[str, Any]) -> None:
+        """Says other facts about the holder, from the next renewal on."""
+        self._holder = dict(holder)
 
     def release(self) -> None:
         """Ends the renewals and lets the next holder in at once. A second call does nothing."""
@@ -202,7 +207,9 @@ class Lease:
 
     def _renew_until_ended(self) -> None:
         while not self._ended.wait(self._state.ttl_s / RENEWALS_PER_TTL):
-            state = self._state.model_copy(update={"beat": self._state.beat + 1})
+            state = self._state.model_copy(
+                update={"beat": self._state.beat + 1, "holder": self._holder}
+            )
             try:
                 self._write(state)
             except StorageError as error:
@@ -248,13 +255,21 @@ def _await_death(store: ObjectStore, key: str, state: LeaseState, etag: str) -> 
     """Returns once the holder is dead; raises `LeaseHeld` at its next sign of life."""
     patience_s = state.ttl_s
     deadline = time.monotonic() + patience_s
-    while not (state.released or _is_gone(state)) and time.monotonic() < deadline:
+    while not (state.released or is_gone(state)) and time.monotonic() < deadline:
         time.sleep(patience_s / POLLS_PER_TTL)
         found = _read(store, key)
         if found is None or found[1] != etag:
             if found is not None and found[0] and not found[0].released:
                 raise _held(found[0])
             raise CommitConflict(f"Lease {key} was let go meanwhile. Take it anew.")
+
+
+def read_lease(store: ObjectStore, run: str, role: str) -> tuple[LeaseState | None, str] | None:
+    """Returns what the lease of `role` holds and its etag, or None if there is none.
+
+    The state is None where it does not parse: nobody holds it.
+    """
+    return _read(store, lease_key(run, role))
 
 
 def _read(store: ObjectStore, key: str) -> tuple[LeaseState | None, str] | None:
@@ -270,8 +285,8 @@ def _read(store: ObjectStore, key: str) -> tuple[LeaseState | None, str] | None:
         return None, etag
 
 
-def _is_gone(state: LeaseState) -> bool:
-    """Whether the holder ran on this boot of this host and its process is no more."""
+def is_gone(state: LeaseState) -> bool:
+    """Returns whether the holder ran on this boot of this host and its process is no more."""
     return _is_ours_to_see(state) and _started(state.pid) != state.started
 
 

@@ -26,6 +26,19 @@ _ROOM_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
+class Face:
+    """Where a child listens for the controllers of one run, and who may speak to it."""
+
+    run: str
+    token: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 takes a free one."""
+    drain_s: float = 0.0
+    """How long a call in flight may go on when the child is told to end."""
+
+
+@dataclass(frozen=True)
 class ChildSpec:
     """What a child process serves, and how it is started."""
 
@@ -45,6 +58,8 @@ class ChildSpec:
     """Set over this process's environment."""
     writing: bool = True
     """False opens the store for reading."""
+    face: "Face | None" = None
+    """How others than this process reach it; None: nobody does."""
 
     @property
     def log_path(self) -> Path:
@@ -71,7 +86,9 @@ class ChildProcess:
         port_file = self.directory / "port"
         if not port_file.exists():
             return None
-        return f"http://127.0.0.1:{port_file.read_text()}", (self.directory / "token").read_text()
+        face = self.spec.face
+        host = face.host if face and face.host != "0.0.0.0" else "127.0.0.1"
+        return f"http://{host}:{port_file.read_text()}", (self.directory / "token").read_text()
 
     def is_dead(self, *, within_s: float = 0.0) -> bool:
         """Tells whether the process has ended, or does so within a moment."""
@@ -97,13 +114,15 @@ class ChildProcess:
         tail = "\n".join(f"  | {line}" for line in lines)
         return type(error)(f"{error}\nThe end of its log, {self.spec.log_path}:\n{tail}")
 
-    def end(self, *, grace_s: float = CLOSE_GRACE_S) -> None:
+    def end(self, *, grace_s: float | None = None) -> None:
         """Ends the process and all that it started. Safe to call twice.
 
         Args:
-            grace_s: how long its engine may take to close before everything is killed.
+            grace_s: how long it may take before everything is killed; default: a call in flight
+                its time, and its engine some seconds to close.
         """
-        end_group(self.process, grace_s=grace_s)
+        drain_s = self.spec.face.drain_s if self.spec.face else 0.0
+        end_group(self.process, grace_s=drain_s + CLOSE_GRACE_S if grace_s is None else grace_s)
         assert self.process.stdin is not None
         self.process.stdin.close()
         for name in ("token", "spec.json", "port"):
@@ -137,7 +156,8 @@ def launch(spec: ChildSpec, *, scratch: Path) -> ChildProcess:
 
 def _make_talking_place(spec: ChildSpec, directory: Path) -> None:
     directory.mkdir(mode=0o700)
-    _write_private(directory / "token", secrets.token_urlsafe(32))
+    token = spec.face.token if spec.face else secrets.token_urlsafe(32)
+    _write_private(directory / "token", token)
     _write_private(directory / "spec.json", _service_spec(spec, directory).to_bytes().decode())
 
 
@@ -171,7 +191,14 @@ def _service_spec(spec: ChildSpec, directory: Path) -> ServiceSpec:
         token_file=str(directory / "token"),
         port_file=str(directory / "port"),
         parent_pid=os.getpid(),
+        **_face_fields(spec.face),
     )
+
+
+def _face_fields(face: Face | None) -> dict[str, Any]:
+    if face is None:
+        return {}
+    return {"run": face.run, "host": face.host, "port": face.port, "drain_s": face.drain_s}
 
 
 def _kill_what_is_left(pid: int) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, Self, TypeVar
 
 import httpx
@@ -16,7 +16,7 @@ from storage.object_store import ObjectStore
 from storage.records import Record
 from tasks.child_process import ChildProcess, ChildSpec, launch
 from tasks.errors import Permanent, Transient, attributed
-from tasks.service_contract import STAGE_FAILED, ErrorBody, Health, RunCall
+from tasks.service_contract import STAGE_FAILED, Answer, ErrorBody, Health, RunCall
 from tasks.workspace import Workspace
 
 logger = logging.getLogger(__name__)
@@ -69,57 +69,78 @@ class InProcess:
 
 
 class Service:
-    """Calls a stage at a running service."""
+    """Calls a stage at a running service.
 
-    def __init__(self, url: str, token: str) -> None:
+    Args:
+        url: its address.
+        token: the bearer token.
+        stall_s: a call that shows no sign of progress for so long is given up; None waits.
+    """
+
+    def __init__(self, url: str, token: str, *, stall_s: float | None = None) -> None:
         self._url = url
-        # No limit on the answer: a step may take minutes, and a dead service breaks the connection.
+        # No limit on the whole answer: a step may take minutes. Its progress sends blank lines.
         self._http = httpx.Client(
             base_url=url,
             headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
-            timeout=httpx.Timeout(None, connect=10.0),
+            timeout=httpx.Timeout(stall_s, connect=10.0),
             trust_env=False,
         )
 
-    def health(self) -> Health:
-        """Returns how the service is.
+    def health(self, *, within_s: float | None = None) -> Health:
+        """Returns how the service is; by default it may take as long as a call.
 
         Raises:
-            Transient: it cannot be reached.
+            Transient: it cannot be reached, or does not answer.
             Permanent: it does not know the token.
         """
-        return Health.from_bytes(self._ask("GET", "/health"))
+        limit = httpx.USE_CLIENT_DEFAULT if within_s is None else within_s
+        with self._broken_off():
+            answer = self._http.get("/health", timeout=limit)
+        return Health.from_bytes(self._accepted(answer).content)
 
     def run(self, request: Record, result_type: type[R]) -> R:
         """Returns the stage's result; see `StageClient`."""
         call = RunCall(type=type(request).__name__, request=request.model_dump(mode="json"))
-        return result_type.from_bytes(self._ask("POST", "/run", body=call.to_bytes()))
+        with self._broken_off():
+            answer = self._http.post("/run", content=call.to_bytes())
+        body = self._accepted(answer).content.strip()
+        if not body:
+            raise Transient(
+                f"The service at {self._url} ended during the call. Expected an answer; the same "
+                "request can be sent again."
+            )
+        ended = Answer.from_bytes(body)
+        if ended.error:
+            raise ended.error.to_error()
+        return result_type.model_validate(ended.result)
 
     def close(self) -> None:
         """Closes the connection; the service goes on."""
         self._http.close()
 
-    def _ask(self, method: str, path: str, *, body: bytes | None = None) -> bytes:
+    @contextlib.contextmanager
+    def _broken_off(self) -> Iterator[None]:
         try:
-            answer = self._http.request(method, path, content=body)
+            yield
         except httpx.HTTPError as error:
             raise Transient(
                 f"The service at {self._url} broke off: {type(error).__name__}: {error}. "
                 "Expected an answer; the same request can be sent again."
             ) from error
+
+    def _accepted(self, answer: httpx.Response) -> httpx.Response:
         if answer.status_code == STAGE_FAILED:
             raise ErrorBody.from_bytes(answer.content).to_error()
+        where = f"{answer.request.url.path}: {answer.status_code} {answer.text}"
         if answer.is_server_error:
-            # Also what a call gets that is cut short because its service ends.
             raise Transient(
-                f"The service at {self._url} broke off {path}: {answer.status_code} {answer.text}. "
-                "Expected an answer; the same request can be sent again."
+                f"The service at {self._url} broke off {where}. Expected an answer; the same "
+                "request can be sent again."
             )
         if answer.is_error:
-            raise Permanent(
-                f"The service at {self._url} refused {path}: {answer.status_code} {answer.text}"
-            )
-        return answer.content
+            raise Permanent(f"The service at {self._url} refused {where}")
+        return answer
 
 
 class Child:

@@ -14,28 +14,39 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+import time
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import uvicorn
-from fastapi import Depends, FastAPI, Header, HTTPException
-from fastapi.responses import JSONResponse
+from fastapi import Depends, FastAPI, Header, HTTPException, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
 
+from storage import environment
 from storage.inputs import open_input
 from storage.object_store import ObjectStore
 from storage.opening import open_store
 from storage.records import Record
 from tasks.errors import Permanent, Transient, attributed
 from tasks.processes import kill_rest_of_own_group
-from tasks.service_contract import STAGE_FAILED, ErrorBody, Health, RunCall, ServiceSpec
+from tasks.service_contract import (
+    MAX_REQUEST_BYTES,
+    STAGE_FAILED,
+    Answer,
+    ErrorBody,
+    Health,
+    RunCall,
+    ServiceSpec,
+)
 from tasks.workspace import Workspace, open_workspace
 
 logger = logging.getLogger(__name__)
 
 _CLOSE_LIMIT_S = 5.0
 _PARENT_POLL_S = 0.5
+_BEAT_S = 1.0
 _MAX_TEMPORARY_BYTES = 68
 """A socket there is named by 37 bytes more, of the 107 that the kernel takes."""
 
@@ -47,14 +58,27 @@ class Engine(Protocol):
         """Ends whatever the engine started."""
         ...
 
+    def progress(self) -> int:
+        """Returns a number that grows while the engine works. Called from another thread."""
+        ...
+
+    def serves(self) -> tuple[int, str] | None:
+        """Returns version and digest of the policy that it serves. Called from another thread."""
+        ...
+
 
 class StageModule(Protocol):
     """What a service asks of every stage module."""
 
     REQUESTS: tuple[type[Record], ...]
+    PACKAGES: tuple[str, ...]
 
     def run(self, request: Any, store: ObjectStore, engine: Any, *, workspace: Workspace) -> Record:
         """Does the stage's work, or returns what its record says."""
+        ...
+
+    def admit(self, request: Any, store: ObjectStore, *, run: str) -> None:
+        """Raises `Permanent` unless the store bears out that `run` asks for this."""
         ...
 
 
@@ -74,30 +98,78 @@ class Served:
         self._stage: StageModule | None = None
         self._store: ObjectStore | None = None
         self._engine: Engine | None = None
-        self.health = Health(status="starting", message="starting")
+        self._num_calls = 0
+        self._busy_since: float | None = None
+        self._tokens_per_s: float | None = None
+        self._health = Health(status="starting", message="starting")
 
     def start(self) -> None:
         """Begins to start the engine and returns at once; `health` tells how it goes."""
         self._thread.submit(self._start)
 
-    def submit(self, call: RunCall) -> "Future[Record]":
-        """Queues a call; identical calls share one future while it is in flight.
+    def health(self) -> Health:
+        """Returns how the service is right now."""
+        engine, since = self._engine, self._busy_since
+        serves = engine.serves() if engine else None
+        return self._health.model_copy(
+            update={
+                "policy_version": serves[0] if serves else None,
+                "policy_digest": serves[1] if serves else None,
+                "num_calls": self._num_calls,
+                "queue": max(len(self._in_flight) - 1, 0),
+                "busy_s": time.monotonic() - since if since is not None else None,
+                "progress": self.progress(),
+                "tokens_per_s": self._tokens_per_s,
+            }
+        )
+
+    def progress(self) -> int:
+        """Returns a number that grows while anything is done."""
+        return self._num_calls + (self._engine.progress() if self._engine else 0)
+
+    def parse(self, call: RunCall) -> Record:
+        """Returns the request in `call`, if the stage takes it and the store bears it out.
+
+        Raises:
+            Transient: the engine is not ready.
+            Permanent: the stage has no such request, it does not validate, or no run asks for it.
+        """
+        request = self._parsed(call)
+        if self._spec.run is not None:
+            assert self._stage is not None
+            assert self._store is not None
+            try:
+                self._stage.admit(request, self._store, run=self._spec.run)
+            except Exception as error:
+                raise attributed(error) from error
+        return request
+
+    def submit(self, request: Record) -> "Future[Record]":
+        """Queues a request; identical ones share one future while it is in flight.
 
         Identical means the whole request, keys included: two runs may ask for the same work, but
         each wants its own record. The second of them finds the first one's or does it again.
 
         Raises:
-            Permanent: the stage has no such request, or it does not validate.
+            Transient: the service is ending.
         """
-        request = self._parse(call)
         with self._lock:
-            digest = f"{call.type}:{request.content_digest()}"
+            digest = f"{type(request).__name__}:{request.content_digest()}"
             running = self._in_flight.get(digest)
             if running is None:
+                if self._health.status != "ready":
+                    raise Transient(f"The service takes no calls: {self._health.message}")
                 running = self._thread.submit(self._run, request)
                 self._in_flight[digest] = running
                 running.add_done_callback(lambda _: self._forget(digest))
             return running
+
+    def drain(self) -> None:
+        """Takes no more calls, and gives those in flight the time that the spec says."""
+        with self._lock:
+            self._health = Health(status="ending", message="it was told to end")
+            in_flight = list(self._in_flight.values())
+        wait(in_flight, timeout=self._spec.drain_s)
 
     def close(self) -> None:
         """Closes the engine; gives up after a few seconds, because the group is killed next."""
@@ -117,9 +189,14 @@ class Served:
         except Exception as error:
             logger.exception("%s did not start", self._spec.engine)
             body = ErrorBody.of(attributed(error, workspace=self._workspace))
-            self.health = Health(status="failed", message=body.message, error=body)
+            self._health = Health(status="failed", message=body.message, error=body)
         else:
-            self.health = Health(status="ready", message=f"{self._spec.engine} is ready")
+            assert self._stage is not None
+            self._health = Health(
+                status="ready",
+                message=f"{self._spec.engine} is ready",
+                environment=environment.describe(self._stage.PACKAGES),
+            )
 
     def _start_engine(self) -> None:
         self._say("importing")
@@ -136,11 +213,11 @@ class Served:
 
     def _say(self, message: str) -> None:
         logger.info("%s", message)
-        self.health = Health(status="starting", message=message)
+        self._health = Health(status="starting", message=message)
 
-    def _parse(self, call: RunCall) -> Record:
-        if self.health.status != "ready" or self._stage is None:
-            raise Transient(f"The service is not ready: {self.health.message}")
+    def _parsed(self, call: RunCall) -> Record:
+        if self._health.status != "ready" or self._stage is None:
+            raise Transient(f"The service is not ready: {self._health.message}")
         known = {request.__name__: request for request in self._stage.REQUESTS}
         if call.type not in known:
             raise Permanent(
@@ -155,11 +232,24 @@ class Served:
     def _run(self, request: Record) -> Record:
         assert self._stage is not None
         assert self._store is not None
+        self._busy_since = time.monotonic()
         try:
-            return self._stage.run(request, self._store, self._engine, workspace=self._workspace)
+            result = self._stage.run(request, self._store, self._engine, workspace=self._workspace)
         except Exception as error:
             logger.exception("%s failed", type(request).__name__)
             raise attributed(error, workspace=self._workspace) from error
+        else:
+            self._tokens_per_s = _tokens_per_s(result) or self._tokens_per_s
+            return result
+        finally:
+            self._num_calls += 1
+            self._busy_since = None
+
+
+def _tokens_per_s(result: Record) -> float | None:
+    """Returns what the record of a stage's result says of its speed, if it does."""
+    record = getattr(result, "record", None)
+    return record.metrics.get("completion_tokens_per_s") if record is not None else None
 
 
 def make_app(served: Served, token: str) -> FastAPI:
@@ -172,18 +262,49 @@ def make_app(served: Served, token: str) -> FastAPI:
 
     @app.get("/health", dependencies=[Depends(check_token)])
     def health() -> Health:
-        return served.health
+        return served.health()
 
     @app.post("/run", dependencies=[Depends(check_token)], response_model=None)
-    async def run(call: RunCall) -> JSONResponse:
+    async def run(request: Request) -> Response:
         try:
-            # Shielded: a client that hangs up must not cancel a call that others joined.
-            result = await asyncio.shield(asyncio.wrap_future(served.submit(call)))
+            call = RunCall.from_bytes(await _body(request))
+        except ValueError as error:
+            raise HTTPException(422, f"The request does not parse: {error}") from error
+        try:
+            running = served.submit(await asyncio.to_thread(served.parse, call))
         except (Transient, Permanent) as error:
             return JSONResponse(ErrorBody.of(error).model_dump(), status_code=STAGE_FAILED)
-        return JSONResponse(result.model_dump(mode="json"))
+        return StreamingResponse(_answered(running, served), media_type="application/json")
 
     return app
+
+
+async def _body(request: Request) -> bytes:
+    """Returns the request's body, however it is sent, up to the limit."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_REQUEST_BYTES:
+            raise HTTPException(413, f"The request has more than {MAX_REQUEST_BYTES} bytes.")
+    return bytes(body)
+
+
+async def _answered(running: "Future[Record]", served: Served) -> AsyncIterator[bytes]:
+    """Yields a blank line at each sign of progress, then the `Answer`."""
+    # Shielded: a client that hangs up must not cancel a call that others joined.
+    waited = asyncio.shield(asyncio.wrap_future(running))
+    seen = served.progress()
+    yield b"\n"
+    while not (await asyncio.wait({waited}, timeout=_BEAT_S))[0]:
+        progress = served.progress()
+        if progress != seen:
+            seen = progress
+            yield b"\n"
+    try:
+        answer = Answer(result=waited.result().model_dump(mode="json"))
+    except (Transient, Permanent) as error:
+        answer = Answer(error=ErrorBody.of(error))
+    yield answer.to_bytes()
 
 
 def main() -> None:
@@ -220,7 +341,8 @@ def _serve(spec: ServiceSpec) -> None:
         served.start()
         with _listening(spec, served):
             stop.wait()
-        logger.info("ending")
+            logger.info("ending")
+            served.drain()
         served.close()
 
 

@@ -2,6 +2,8 @@
 
 from typing import Any, Literal
 
+from pydantic import Field
+
 from storage.records import InputRef, Record
 from storage.store_config import StoreConfig
 from tasks.errors import Permanent, Transient
@@ -22,6 +24,11 @@ class ServiceSpec(Record):
     store: StoreConfig
     writing: bool = True
     """False opens the store for reading: for stages that replay and write nothing."""
+    run: str | None = None
+    """Serve only this run, and only what the store bears out; None trusts whoever has the token:
+    the parent."""
+    drain_s: float = 0.0
+    """How long calls in flight may go on when the service is told to end."""
     home: str
     token_file: str
     """Holds the bearer token; mode 600."""
@@ -32,6 +39,10 @@ class ServiceSpec(Record):
     """0 takes a free one."""
     parent_pid: int | None = None
     """The service ends when this process does, which starts it and holds its standard input."""
+
+
+MAX_REQUEST_BYTES = 8 << 20
+"""A train request of 4,096 shards is half of it."""
 
 
 class RunCall(Record):
@@ -60,9 +71,35 @@ class ErrorBody(Record):
         return Transient(self.message) if self.kind == "transient" else Permanent(self.message)
 
 
+class Answer(Record):
+    """The end of an answered `POST /run`: the stage's result or its error.
+
+    Blank lines come before it, one at each sign of progress, so that whoever waits can tell a call
+    that takes long from one that hangs.
+    """
+
+    result: dict[str, Any] | None = None
+    error: ErrorBody | None = None
+
+
 class Health(Record):
     """How the service is: `message` says what it is doing, or why it failed."""
 
-    status: Literal["starting", "ready", "failed"]
+    status: Literal["starting", "ready", "failed", "ending"]
     message: str
     error: ErrorBody | None = None
+    policy_version: int | None = None
+    """What the engine serves, once proven; None for engines that serve no policy."""
+    policy_digest: str | None = None
+    num_calls: int = 0
+    """Calls answered since the start, errors included."""
+    queue: int = 0
+    """Calls that wait for the one that the engine is busy with."""
+    busy_s: float | None = None
+    """How long the present call takes so far; None while idle."""
+    progress: int = 0
+    """Grows while the engine works."""
+    tokens_per_s: float | None = None
+    """Of the last call that made or trained tokens."""
+    environment: dict[str, str] = Field(default_factory=dict[str, str])
+    """What decides the bits that this service makes, as far as it is known before a call."""

@@ -19,9 +19,10 @@ from storage.inputs import open_input
 from storage.layout import attempt_key
 from storage.ledger import find_record, put_record
 from storage.object_store import ObjectStore
-from storage.records import Metrics, StageRecord
+from storage.records import Metrics, Record, StageRecord
 from storage.schemas import PROMPTS, REWARDS, SAMPLES
 from tasks.errors import Permanent
+from tasks.reward.admission import admit
 from tasks.reward.contract import RewardConfig, RewardEngine, RewardRequest, RewardResult
 from tasks.reward.decoding import open_decoder
 from tasks.reward.inputs import PROMPT_COLUMNS, SAMPLE_COLUMNS, Row, gold_inputs, reward_inputs
@@ -29,6 +30,8 @@ from tasks.reward.pool import RewardPool
 from tasks.workspace import Workspace
 
 logger = logging.getLogger(__name__)
+
+__all__ = ["PACKAGES", "REQUESTS", "admit", "check_golds", "find", "run"]
 
 REQUESTS = (RewardRequest,)
 
@@ -69,12 +72,20 @@ def run(
         Corrupt: samples, prompts or tokenizer are not what their references name.
         ValueError: no usable tokenizer.json.
     """
-    found = find_record(store, request.scope, stage=request.stage, request_digest=request.digest())
+    found = find(request, store)
     if found is not None:
-        return RewardResult(record=found, reused=True)
+        return found
     record = _grade(request, store, engine, workspace=workspace)
     winner, _ = put_record(store, request.scope, record)
     return RewardResult(record=winner, reused=winner.attempt != record.attempt)
+
+
+def find(request: Record, store: ObjectStore) -> RewardResult | None:
+    """Returns the result of a request whose record is there: no grader is needed for it."""
+    if not isinstance(request, RewardRequest):
+        return None
+    found = find_record(store, request.scope, stage=request.stage, request_digest=request.digest())
+    return None if found is None else RewardResult(record=found, reused=True)
 
 
 def check_golds(config: RewardConfig, rows: Sequence[Row]) -> None:

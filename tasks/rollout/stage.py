@@ -9,8 +9,9 @@ from storage.experience import write_shard
 from storage.layout import attempt_key
 from storage.ledger import find_record, put_record
 from storage.object_store import ObjectStore
-from storage.records import Metrics, StageRecord
+from storage.records import Metrics, Record, StageRecord
 from storage.schemas import SAMPLES
+from tasks.rollout.admission import admit
 from tasks.rollout.contract import (
     FinishedGroup,
     LoadRequest,
@@ -34,6 +35,8 @@ from tasks.rollout.shard import (
 from tasks.workspace import Workspace
 
 logger = logging.getLogger(__name__)
+
+__all__ = ["PACKAGES", "REQUESTS", "admit", "find", "run"]
 
 REQUESTS = (RolloutRequest, LoadRequest, ReplayRequest)
 
@@ -67,13 +70,21 @@ def run(
         return _load(request, store, engine, workspace=workspace)
     if isinstance(request, ReplayRequest):
         return replay(request, store, engine, workspace=workspace)
-    found = find_record(store, request.scope, stage=request.stage, request_digest=request.digest())
+    found = find(request, store)
     if found is not None:
-        return RolloutResult(record=found, reused=True)
+        return found
     check_engine(engine, request.config)
     record = _sample(request, store, engine, workspace=workspace)
     winner, _ = put_record(store, request.scope, record)
     return RolloutResult(record=winner, reused=winner.attempt != record.attempt)
+
+
+def find(request: Record, store: ObjectStore) -> RolloutResult | None:
+    """Returns the result of a request whose record is there: no engine is needed for it."""
+    if not isinstance(request, RolloutRequest):
+        return None
+    found = find_record(store, request.scope, stage=request.stage, request_digest=request.digest())
+    return None if found is None else RolloutResult(record=found, reused=True)
 
 
 def _sample(

@@ -133,6 +133,8 @@ class VllmEngine:
         self._config = config
         self._proof: WeightProof | None = None
         self._previous: Proven | None = None
+        self._num_steps = 0
+        self._count_steps(llm)
 
     @property
     def config(self) -> RolloutConfig:
@@ -148,6 +150,15 @@ class VllmEngine:
     def policy_digest(self) -> str | None:
         """What the engine holds and has proven, or None."""
         return self._proof.policy_digest if self._proof else None
+
+    def progress(self) -> int:
+        """Returns how many steps of vLLM's scheduler this engine has made."""
+        return self._num_steps
+
+    def serves(self) -> tuple[int, str] | None:
+        """Returns version and digest of the proven policy."""
+        proof = self._proof
+        return (proof.policy_version, proof.policy_digest) if proof else None
 
     def environment(self) -> dict[str, str]:
         """Returns what the bits depend on besides the request and the installed packages."""
@@ -235,6 +246,16 @@ class VllmEngine:
             self._llm.llm_engine.engine_core.shutdown()
             self._llm = None
             gc.collect()
+
+    def _count_steps(self, llm: LLM) -> None:
+        step = llm.llm_engine.step
+
+        def counted() -> Any:
+            self._num_steps += 1
+            return step()
+
+        # vLLM's offline API calls nothing of ours between two steps.
+        llm.llm_engine.step = counted  # type: ignore[method-assign]
 
     def _generate(
         self, prompts: list[TokensPrompt], params: list[SamplingParams]

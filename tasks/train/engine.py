@@ -67,6 +67,7 @@ class Engine:
         self._ranks: Ranks | None = None
         self._state_id: str | None = None
         self._has_weights = False
+        self._num_commands = 0
 
     @property
     def state_id(self) -> str | None:
@@ -77,6 +78,15 @@ class Engine:
     def pids(self) -> list[int]:
         """Process ids of the ranks."""
         return self._ranks.pids if self._ranks and not self._ranks.closed else []
+
+    def progress(self) -> int:
+        """Returns a number that grows with every command and every micro-batch of the ranks."""
+        ranks = self._ranks
+        return self._num_commands + (ranks.progress() if ranks else 0)
+
+    def serves(self) -> tuple[int, str] | None:
+        """Returns None: a trainer serves no policy."""
+        return None
 
     def open(self) -> Ranks:
         """Returns the ranks, started if none run."""
@@ -207,6 +217,7 @@ class Engine:
             self._ranks = None
 
     def _call(self, name: str, *positional: Any) -> list[Any]:
+        self._num_commands += 1
         return self._held().call(name, *positional)
 
     def _held(self) -> Ranks:

@@ -22,6 +22,7 @@ from tasks.train.contract import TrainConfig
 
 logger = logging.getLogger(__name__)
 
+BEAT_VARIABLE = "ROLLBOOK_RANK_BEAT"
 _TAIL_BYTES = 1500
 _ADDRESS = "127.0.0.1"
 
@@ -31,6 +32,8 @@ class _Member:
     process: "subprocess.Popen[bytes]"
     connection: Connection
     log: Path
+    beat: Path
+    """Touched by the rank at every micro-batch."""
 
 
 class Ranks:
@@ -47,6 +50,7 @@ class Ranks:
         port = _free_port()
         environments = [
             _environment(config, rank=rank, port=port, extensions=extensions)
+            | {BEAT_VARIABLE: str(log_dir / f"rank-{rank}.beat")}
             for rank in range(config.ranks)
         ]
         self._shared = [shared_memory(port, rank) for rank in range(config.ranks)]
@@ -86,6 +90,12 @@ class Ranks:
             Permanent, Transient: see `call`.
         """
         return self._call(name, [((part,), named) for part in parts])
+
+    def progress(self) -> int:
+        """Returns a number that grows with every micro-batch of every rank."""
+        return sum(
+            member.beat.stat().st_mtime_ns for member in self._members if member.beat.exists()
+        )
 
     @property
     def closed(self) -> bool:
@@ -176,7 +186,7 @@ def _launch(environment: dict[str, str], log: Path) -> _Member:
             env=environment,
         )
         undo.pop_all()
-    return _Member(process, ours, log)
+    return _Member(process, ours, log, Path(environment[BEAT_VARIABLE]))
 
 
 def _environment(config: TrainConfig, *, rank: int, port: int, extensions: Path) -> dict[str, str]:

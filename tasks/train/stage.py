@@ -19,8 +19,9 @@ from storage.ledger import find_record, put_record
 from storage.object_store import ObjectStore
 from storage.objects import offer_file, upload_file
 from storage.policies import read_probe, write_policy
-from storage.records import Metrics, ObjectRef, PolicyRef, Probe, SnapshotRef, StageRecord
+from storage.records import Metrics, ObjectRef, PolicyRef, Probe, Record, SnapshotRef, StageRecord
 from storage.schemas import TRAIN
+from tasks.train.admission import admit
 from tasks.train.contract import (
     GenesisRequest,
     ReplayRequest,
@@ -40,11 +41,13 @@ from tasks.train.experience import (
     train_table,
 )
 from tasks.train.history import Restored, hold_state
-from tasks.train.replay import described
+from tasks.train.replay import PACKAGES, described
 from tasks.train.rerun import rerun
 from tasks.workspace import Workspace, trim_cache
 
 logger = logging.getLogger(__name__)
+
+__all__ = ["PACKAGES", "REQUESTS", "STAGE", "admit", "find", "run"]
 
 REQUESTS = (GenesisRequest, TrainRequest, SnapshotRequest, ReplayRequest)
 
@@ -89,12 +92,19 @@ def run(
         return _train(request, job)
 
 
+def find(request: Record, store: ObjectStore) -> TrainResult | None:
+    """Returns the result of a request whose record is there: no trainer is needed for it."""
+    if not isinstance(request, GenesisRequest | TrainRequest):
+        return None
+    found = find_record(store, request.scope, stage=STAGE, request_digest=request.digest())
+    return None if found is None else TrainResult(record=found, reused=True)
+
+
 def _train(request: GenesisRequest | TrainRequest, job: "_Job") -> TrainResult:
     store, engine, attempt = job.store, job.engine, job.attempt
-    digest = request.digest()
-    found = find_record(store, request.scope, stage=STAGE, request_digest=digest)
+    found = find(request, store)
     if found is not None:
-        return TrainResult(record=found, reused=True)
+        return found
     logger.info("train of %s: attempt %s", request.scope.prefix, attempt)
     made = _genesis(request, job) if isinstance(request, GenesisRequest) else _step(request, job)
     record = _record(request, job, made)

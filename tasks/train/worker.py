@@ -37,7 +37,7 @@ from tasks.train.model import (
     put_buffers,
     tied_names,
 )
-from tasks.train.ranks import shared_memory
+from tasks.train.ranks import BEAT_VARIABLE, shared_memory
 from tasks.train.tally import RankResult, Tally
 from tasks.train.weights import DTYPES, Weights, deviation, file_name, num_bytes, plan_files
 
@@ -52,6 +52,7 @@ class Rank:
     def __init__(self, *, model_dir: str, config: dict[str, Any], rank: int) -> None:
         self._config = TrainConfig.model_validate(config)
         self._rank = rank
+        self._beat = Path(os.environ[BEAT_VARIABLE])
         torch.set_num_threads(self._config.threads)
         torch.manual_seed(_STARTING_SEED)
         accelerator = get_accelerator()
@@ -220,6 +221,7 @@ class Rank:
             "rows": self._put(batch.rows_N),
             "columns": self._put(batch.columns_N),
         }
+        self._beat.touch()
         logprobs_N_V = self._engine(rows, temperature).log_softmax(-1)
         with torch.no_grad():
             entropy_N = -(logprobs_N_V.exp() * logprobs_N_V).sum(-1)

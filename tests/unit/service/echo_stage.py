@@ -11,6 +11,7 @@ from typing import Any
 
 from storage.errors import Corrupt, Unavailable
 from storage.records import Record
+from tasks.errors import Permanent
 from tasks.workspace import Workspace
 
 
@@ -32,6 +33,7 @@ class EchoResult(Record):
 
 
 REQUESTS = (EchoRequest,)
+PACKAGES = ("pydantic",)
 
 
 class EchoEngine:
@@ -41,10 +43,19 @@ class EchoEngine:
         self.rank = rank
         self.calls = 0
         self._closed_file = closed_file
+        self.steps = 0
 
     def close(self) -> None:
         """Leaves a mark that it was asked to close; the rank is left to the group's end."""
         self._closed_file.write_text("closed")
+
+    def progress(self) -> int:
+        """Grows while an echo works."""
+        return self.steps
+
+    def serves(self) -> tuple[int, str] | None:
+        """No policy."""
+        return None
 
 
 def start(config: dict[str, Any], *, model_dir: Path, workspace: Workspace) -> EchoEngine:
@@ -62,12 +73,21 @@ def start(config: dict[str, Any], *, model_dir: Path, workspace: Workspace) -> E
     return EchoEngine(rank, Path(config["closed_file"]))
 
 
+def admit(request: EchoRequest, store: object, *, run: str) -> None:
+    """Takes whatever speaks of the run."""
+    if request.text and request.text != run:
+        raise Permanent(f"this is for {run}")
+
+
 def run(
     request: EchoRequest, store: object, engine: EchoEngine, *, workspace: Workspace
 ) -> EchoResult:
     """Does what the request says."""
     engine.calls += 1
-    time.sleep(request.seconds)
+    ends = time.monotonic() + request.seconds
+    while time.monotonic() < ends:
+        time.sleep(min(0.2, ends - time.monotonic()))
+        engine.steps += request.do != "hang"
     if request.do == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if request.do == "unavailable":
