@@ -88,6 +88,39 @@ class RetentionConfig(BaseModel):
     """Steps whose policies stay, with the nearest snapshot before each."""
 
 
+Placement = Literal["local", "service", "per-step"]
+
+
+class PlacementConfig(BaseModel):
+    """Where engines live. Decides no bits: it may change from step to step.
+
+    `local`: children of the run's own process. `service`: long-lived flow runs on a GPU work pool,
+    found through the store. `per-step`: a flow run per stage, with the engine's start in each.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    rollout: Placement = "local"
+    train: Placement = "local"
+    reward: Literal["local", "per-step"] = "local"
+    """`per-step`: on the pool `reward-cpu`, a flow run per shard."""
+    rollout_services: Annotated[int, Field(ge=0)] = 1
+    """How many are started through their deployment while none is alive; 0: others start them."""
+    train_services: Annotated[int, Field(ge=0, le=1)] = 1
+    """As `rollout_services`."""
+    idle_s: Annotated[float, Field(gt=0)] = 900.0
+    """A service that was started here ends after so many seconds without a call."""
+    wait_s: Annotated[float, Field(gt=0)] = 600.0
+    """How long a stage waits for a service, or a flow run for a worker, before it fails."""
+    stall_s: Annotated[float, Field(gt=0)] = 600.0
+    """A call without progress for so many seconds is taken for hung. Longer than the longest load
+    of weights, transfer of a snapshot or compilation."""
+    stage_timeout_s: Annotated[float, Field(gt=0)] = 7200.0
+    """`per-step`: a stage's flow run that takes longer is cancelled."""
+    allow_other_environment: bool = False
+    """Whether a service or worker may run other libraries or code than the run's last steps."""
+
+
 class RunConfig(BaseModel):
     """One complete run. Recipes return it; `--set` overrides are validated by it."""
 
@@ -102,7 +135,8 @@ class RunConfig(BaseModel):
     evaluate: EvaluateConfig = EvaluateConfig()
     retention: RetentionConfig = RetentionConfig()
     topology: Literal["colocated"] = "colocated"
-    """A file of `flows/topologies/`: where stages run and how they overlap."""
+    """A file of `flows/topologies/`: how stages overlap."""
+    placement: PlacementConfig = PlacementConfig()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seeds prompts, sampling and the probe."""
     steps: Annotated[int, Field(gt=0)] = 100

@@ -152,6 +152,8 @@ def state_saved(session: Session, lease: Lease) -> Iterator[None]:
 def _save_state(session: Session, lease: Lease) -> None:
     if lease.lost or session.head is None or not session.unsaved.steps:
         return
+    if not session.stages.train.warm:
+        return
     commit = session.last_commit
     if commit.kind in ("skipped", "fork"):
         return

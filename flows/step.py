@@ -145,6 +145,8 @@ def load_ahead(session: Session, policy: PolicyRef | None, plan: Plan) -> None:
     if this candidate was not what got committed. So an error here is left to that rollout.
     """
     assert policy is not None, "a train record names its policy"
+    if not session.stages.rollout.warm:
+        return
     request = LoadRequest(
         policy=policy, config=RolloutConfig.model_validate(plan.configs["rollout"])
     )
@@ -244,7 +246,8 @@ def _train_request(
         update_index=updates_so_far(session.store, session.last_commit),
         model=session.run.model,
         config=config,
-        snapshot_due=session.unsaved.due(config),
+        # A trainer that ends with its stage leaves nothing but what it stored.
+        snapshot_due=session.unsaved.due(config) or not session.stages.train.warm,
         rebase=session.rebase,
         redo=plan.redo,
     )

@@ -30,6 +30,9 @@ _SAY_EVERY_S = 5.0
 class StageClient(Protocol):
     """Runs requests of one stage."""
 
+    warm: bool
+    """Whether an engine stays between calls, so that loading ahead and keeping state help."""
+
     def run(self, request: Record, result_type: type[R]) -> R:
         """Returns the stage's result for `request`.
 
@@ -53,6 +56,7 @@ class InProcess:
     def __init__(
         self, stage: Any, *, store: ObjectStore, engine: Any = None, workspace: Workspace
     ) -> None:
+        self.warm = True
         self._stage = stage
         self._store = store
         self._engine = engine
@@ -163,6 +167,7 @@ class Child:
         workspace: Workspace,
         say: Callable[[str], None] = logger.info,
     ) -> None:
+        self.warm = True
         self._spec = spec
         self._say = say
         self._workspace = workspace
@@ -181,6 +186,36 @@ class Child:
     def pid(self) -> int | None:
         """The service's process, which is also its process group; None if none is there."""
         return self._process.pid if self._process else None
+
+    @property
+    def url(self) -> str | None:
+        """Where the child listens; None if it does not yet."""
+        address = self._process.address() if self._process else None
+        return address[0] if address else None
+
+    def is_alive(self) -> bool:
+        """Tells whether its process is there, ready or not."""
+        return self._process is not None and not self._process.is_dead()
+
+    def health(self, *, within_s: float) -> Health:
+        """Returns how the child is, within a time.
+
+        Raises:
+            Transient: it does not say, or is not ready for the first time.
+        """
+        service = self._service
+        if service is None:
+            raise Transient(f"The {self._spec.name} process is not ready.")
+        return service.health(within_s=within_s)
+
+    def kill(self) -> None:
+        """Ends the process at once, whatever it is doing; the next call starts another."""
+        with self._lock:
+            process, service = self._forget()
+        if service:
+            service.close()
+        if process:
+            process.end(grace_s=0.0)
 
     def start(self) -> None:
         """Starts the process if none is alive, and returns while its engine still starts.

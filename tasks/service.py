@@ -15,7 +15,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -70,7 +70,8 @@ class Engine(Protocol):
 class StageModule(Protocol):
     """What a service asks of every stage module."""
 
-    REQUESTS: tuple[type[Record], ...]
+    REQUESTS: Mapping[type[Record], type[Record]]
+    """What it takes, and what each gives."""
     PACKAGES: tuple[str, ...]
 
     def run(self, request: Any, store: ObjectStore, engine: Any, *, workspace: Workspace) -> Record:

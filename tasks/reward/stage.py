@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["PACKAGES", "REQUESTS", "admit", "check_golds", "find", "run"]
 
-REQUESTS = (RewardRequest,)
+REQUESTS = {RewardRequest: RewardResult}
 
 PACKAGES = (
     "math-verify",

@@ -38,7 +38,11 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["PACKAGES", "REQUESTS", "admit", "find", "run"]
 
-REQUESTS = (RolloutRequest, LoadRequest, ReplayRequest)
+REQUESTS = {
+    RolloutRequest: RolloutResult,
+    LoadRequest: LoadResult,
+    ReplayRequest: ReplayResult,
+}
 
 
 def run(

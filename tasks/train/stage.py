@@ -49,7 +49,12 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["PACKAGES", "REQUESTS", "STAGE", "admit", "find", "run"]
 
-REQUESTS = (GenesisRequest, TrainRequest, SnapshotRequest, ReplayRequest)
+REQUESTS = {
+    GenesisRequest: TrainResult,
+    TrainRequest: TrainResult,
+    SnapshotRequest: SnapshotResult,
+    ReplayRequest: ReplayResult,
+}
 
 STAGE = "train"
 

@@ -32,7 +32,7 @@ class EchoResult(Record):
     calls: int
 
 
-REQUESTS = (EchoRequest,)
+REQUESTS = {EchoRequest: EchoResult}
 PACKAGES = ("pydantic",)
 
 
