@@ -34,7 +34,15 @@ from flows.prefect_server import controller_settings
 from flows.progress import Lines
 from flows.recipes import RECIPES
 from flows.reports import artifact_key
-from flows.restarts import NONE_YET, Anchor, FlowRunMemory, Memory, anchored, crashed_in_vain
+from flows.restarts import (
+    NONE_YET,
+    Anchor,
+    FlowRunMemory,
+    Memory,
+    anchored,
+    cancelled_meanwhile,
+    crashed_in_vain,
+)
 from flows.run import advance_phases, evaluation_missing
 from flows.signing import find_signer
 from flows.stores import resolve_store, store_options
@@ -121,6 +129,8 @@ def advance(  # noqa: PLR0913 - each is a field of the form
         find_signer()
         where = resolve_store(store, endpoint)
         opened = open_store(where, writing=True)
+        if cancelled_meanwhile(memory.states()):
+            return Cancelled(message="Cancelled while its process was gone. Retry goes on.")
         newest = _head_or_none(opened, run)
         stop = crashed_in_vain(memory, head_step=newest)
         if stop is not None:

@@ -4,15 +4,15 @@ Labels stay with the flow run whatever process takes it up, and go when it is de
 no place for them: they say what was asked of one flow run, not what became of the run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.objects import StateType
 
 from flows.phases import Wishes
+from infra.automations import RESTART_MESSAGE
 
 MAX_IDLE_CRASHES = 3
 """So many crashes in a row without a new commit end a flow run for good."""
@@ -21,6 +21,14 @@ NONE_YET = -1
 """
 _UNTIL, _OPEN_STEP, _REVISION = "rollbook.until", "rollbook.open-step", "rollbook.revision"
 _SEEN_STEP, _SEEN_CRASHES = "rollbook.seen-step", "rollbook.seen-crashes"
+
+
+@dataclass(frozen=True)
+class PastState:
+    """A state that the flow run was in: Prefect's type, and what it said."""
+
+    kind: str
+    message: str
 
 
 class Memory(Protocol):
@@ -34,8 +42,8 @@ class Memory(Protocol):
         """Adds values, or replaces those of the same name."""
         ...
 
-    def num_crashes(self) -> int:
-        """Returns how often the flow run has crashed so far."""
+    def states(self) -> list[PastState]:
+        """Returns the states of the flow run so far, oldest first."""
         ...
 
 
@@ -54,10 +62,13 @@ class FlowRunMemory:
         """See `Memory`."""
         self._client.update_flow_run_labels(self._id, dict(values))
 
-    def num_crashes(self) -> int:
+    def states(self) -> list[PastState]:
         """See `Memory`."""
-        states = self._client.read_flow_run_states(self._id)
-        return sum(state.type == StateType.CRASHED for state in states)
+        found = self._client.read_flow_run_states(self._id)
+        return [
+            PastState(state.type.value, state.message or "")
+            for state in sorted(found, key=lambda state: state.timestamp)
+        ]
 
 
 @dataclass(frozen=True)
@@ -99,9 +110,21 @@ def anchored(memory: Memory, now: Anchor) -> Anchor:
     return now
 
 
-def is_anchored(memory: Memory) -> bool:
-    """Whether this flow run has held the lease before, in a process that died."""
-    return _UNTIL in memory.read()
+def cancelled_meanwhile(states: Sequence[PastState]) -> bool:
+    """Whether a flow run that runs again after a crash was cancelled between its two processes.
+
+    A cancel that finds its process dead ends as a crash, and crashes are run again: what was
+    cancelled must not come back by itself. A person's retry is no such thing.
+    """
+    past = list(states)
+    while past and past[-1].kind in ("RUNNING", "PENDING"):
+        past.pop()
+    if not past or past[-1].message != RESTART_MESSAGE:
+        return False
+    while past and past[-1].kind != "RUNNING":
+        if past.pop().kind in ("CANCELLING", "CANCELLED"):
+            return True
+    return False
 
 
 def crashed_in_vain(memory: Memory, *, head_step: int) -> str | None:
@@ -110,10 +133,11 @@ def crashed_in_vain(memory: Memory, *, head_step: int) -> str | None:
     Call it first in every try. After a stop the count begins anew, so that a person who mended the
     cause can retry.
     """
-    known, crashes = memory.read(), memory.num_crashes()
+    known = memory.read()
+    crashes = sum(state.kind == "CRASHED" for state in memory.states())
     moved = known.get(_SEEN_STEP) != head_step
     if moved:
-        # A crash of before the first look is of nobody's work yet, so it is not forgiven.
+        # A crash before the first look counts: nothing came of it.
         before = crashes if _SEEN_STEP in known else 0
         memory.write({_SEEN_STEP: head_step, _SEEN_CRASHES: before})
         return None

@@ -35,6 +35,9 @@ HEARTBEAT_S = 30
 """Prefect's shortest; workers set PREFECT_FLOWS_HEARTBEAT_FREQUENCY to it."""
 SILENT_S = 100
 """Three heartbeats and some: a server that was away for a minute finds no flow run dead."""
+CRASHED_S = 15
+"""A worker reports a dead process twice, some seconds apart; the second report must not hit the
+flow run that has started again."""
 RESTART_MESSAGE = "Run again after a crash: it goes on from the last commit."
 WAITING_NAME = "WaitingForWorker"
 MAX_STARTS, STARTS_WITHIN_S = 10, 3600
@@ -174,11 +177,22 @@ def _ends_silent() -> Automation:
 
 
 def _restarts_crashed() -> Automation:
+    others = ("Scheduled", "Pending", "Running", "AwaitingRetry", "Completed", "Failed")
     return {
         "name": f"{_PREFIX}advance goes on after a crash",
         "description": "The same flow run is scheduled again. It counts its crashes and gives up "
         "by itself when they get it nowhere.",
-        "trigger": _reactive(["Crashed"], _of_flows(RESTARTED)),
+        "trigger": {
+            "type": "event",
+            "posture": "Proactive",
+            "after": ["prefect.flow-run.Crashed"],
+            "expect": [f"prefect.flow-run.{state}" for state in (*others, "Cancelled")],
+            "match": {"prefect.resource.id": "prefect.flow-run.*"},
+            "match_related": _of_flows(RESTARTED),
+            "for_each": ["prefect.resource.id"],
+            "threshold": 1,
+            "within": CRASHED_S,
+        },
         "actions": [
             {"type": "change-flow-run-state", "state": "SCHEDULED", "message": RESTART_MESSAGE}
         ],

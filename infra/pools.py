@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,13 @@ def up_pools(api_url: str, store: Mapping[str, str], say: Say) -> None:
     environment = _worker_environment(api_url, store)
     for pool in POOLS:
         _make_pool(api_url, pool)
-    for pool in POOLS:
-        _start_worker(pool, environment, say=say)
+    began = datetime.now(UTC)
+    started = {pool for pool in POOLS if _start_worker(pool, environment, say=say)}
     _deploy(api_url, root, environment, say=say)
     for line in apply(api_url, automations()):
         say(f"automations: {line}")
-    _wait_for_workers(api_url)
+    for pool in sorted(started):
+        _wait_for_worker(api_url, pool, since=began)
 
 
 def down_pools() -> list[str]:
@@ -118,16 +120,18 @@ def _make_pool(api_url: str, pool: str) -> None:
         call(api_url, "POST", "/work_pools/", body)
 
 
-def _start_worker(pool: str, environment: dict[str, str], *, say: Say) -> None:
+def _start_worker(pool: str, environment: dict[str, str], *, say: Say) -> bool:
+    """Starts the worker of a pool, unless it runs as it should; returns whether it did."""
     running = _alive(pool)
     if running and _has_environment(running, environment):
-        return
+        return False
     if running:
         say(f"the worker of {pool} starts again: what it has to talk to has moved")
         stop(running, grace_s=_STOP_LIMIT_S)
     argv = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process"]
     argv += ["--pool", pool, "--name", f"local-{pool}"]
     spawn(Command(f"worker {pool}", argv, _log(pool), environment, {})).save(_state(pool))
+    return True
 
 
 def _has_environment(worker: Daemon, wanted: Mapping[str, str]) -> bool:
@@ -174,26 +178,26 @@ def _num_deployments(api_url: str) -> int:
     return int(call(api_url, "POST", "/deployments/count", {}))
 
 
-def _wait_for_workers(api_url: str) -> None:
-    """Waits until every pool has its worker online.
+def _wait_for_worker(api_url: str, pool: str, *, since: datetime) -> None:
+    """Waits until the worker of a pool has been heard of after `since`.
 
     Raises:
-        ServiceError: one has not; with the end of its log.
+        ServiceError: it ended, or takes too long; with the end of its log.
     """
     deadline = time.monotonic() + _START_LIMIT_S
-    for pool in POOLS:
-        while not _is_online(api_url, pool):
-            daemon = _alive(pool)
-            if daemon is None or time.monotonic() > deadline:
-                tail = "\n".join(_log(pool).read_text(errors="replace").splitlines()[-8:])
-                raise ServiceError(f"The worker of pool {pool} did not come up.\n{tail}")
-            time.sleep(0.1)
+    while not _is_online(api_url, pool, since=since):
+        if _alive(pool) is None or time.monotonic() > deadline:
+            tail = "\n".join(_log(pool).read_text(errors="replace").splitlines()[-8:])
+            raise ServiceError(f"The worker of pool {pool} did not come up.\n{tail}")
+        time.sleep(0.1)
 
 
-def _is_online(api_url: str, pool: str) -> bool:
+def _is_online(api_url: str, pool: str, *, since: datetime) -> bool:
     workers: list[dict[str, Any]] = call(api_url, "POST", f"/work_pools/{pool}/workers/filter", {})
     return any(
-        worker["name"] == f"local-{pool}" and worker["status"] == "ONLINE" for worker in workers
+        worker["name"] == f"local-{pool}"
+        and datetime.fromisoformat(worker["last_heartbeat_time"]) > since
+        for worker in workers
     )
 
 
