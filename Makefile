@@ -1,7 +1,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
+PROFILE ?= local
 
-.PHONY: help install demo test test-fast lint up down bench clean
+.PHONY: help install demo demo-pools test test-fast lint up down bench clean
 
 help: # Prints the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*##/ {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -11,6 +12,10 @@ install: ## make both environments (the first time: minutes)
 
 demo: up ## train a small model to add, from nothing, with a Prefect UI to watch
 	@$(BIN)/rollbook launch addition
+
+demo-pools: PROFILE = pools
+demo-pools: up ## the same as a deployment, on work pools of this machine
+	@$(BIN)/python -m flows.follow addition
 
 test: lint ## lint, then all tests, real engines included
 	@$(BIN)/pytest
@@ -25,8 +30,8 @@ lint: install ## ruff, import law, types
 	@$(BIN)/pyright
 	@$(BIN)/pyright -p infra/pyright-engines.json
 
-up: install ## start the local S3 and Prefect servers
-	@$(BIN)/python -m infra.services up
+up: install ## start the local S3 and Prefect servers; PROFILE=pools adds work pools
+	@$(BIN)/python -m infra.services up --profile $(PROFILE)
 
 down: ## stop them; runs stay
 	@test ! -x $(BIN)/python || $(BIN)/python -m infra.services down

@@ -76,5 +76,16 @@ def _table(report: GcReport) -> Table:
     return table
 
 
+def markdown_table(report: GcReport) -> str:
+    """Returns the same figures as a table for an artifact."""
+    rows = [f"| {report.run}, steps {report.first} to {report.head} | goes | | stays | |"]
+    rows.append("|---|---:|---:|---:|---:|")
+    for kind, name in KINDS.items():
+        goes, stays = report.goes.get(kind), report.stays.get(kind)
+        if goes or stays:
+            rows.append(f"| {' | '.join([name, *_cells(goes), *_cells(stays)])} |")
+    return "\n".join(rows)
+
+
 def _cells(tally: Tally | None) -> tuple[str, str]:
     return (str(tally.objects), size(tally.num_bytes)) if tally else ("-", "")

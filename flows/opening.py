@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from prefect.runtime import flow_run
 
 from flows.phases import Phase
+from flows.prefect_server import run_url
 from flows.progress import Watcher
 from flows.reports import Reports
 from flows.session import Session, Unsaved, registered
@@ -34,8 +35,13 @@ SAVING_LIMIT_S = 120.0
 
 @contextmanager
 def held(store: ObjectStore, run: str) -> Iterator[Lease]:
-    """Holds the controller's lease; what uploads a dead controller left open are given up."""
-    with hold(store, run, "controller") as lease:
+    """Holds the controller's lease; what uploads a dead controller left open are given up.
+
+    The lease says which flow run holds it, and where the UI shows that.
+    """
+    flow_run_id = flow_run.get_id()
+    holder = {"flow_run_id": flow_run_id, "flow_run_url": run_url(flow_run_id)}
+    with hold(store, run, "controller", holder) as lease:
         sweep(store, run_prefix(run), older_than_s=0)
         yield lease
 

@@ -1,9 +1,9 @@
 """What a person sees while a run goes on: bars on a terminal or notebook, lines elsewhere."""
 
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 from rich.console import Console
@@ -102,17 +102,16 @@ class Bars:
 class Lines:
     """One line per event, for logs and pipes."""
 
-    def __init__(self, console: Console, *, last: int) -> None:
-        self._console = console
+    def __init__(self, write: Callable[[str], object], *, last: int) -> None:
+        self._write = write
         self._last = last
-        self._began = time.monotonic()
 
     def say(self, text: str) -> None:
-        """Prints the line."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        """Writes the line."""
+        self._write(text)
 
     def begin(self, what: str) -> None:
-        """Prints what began."""
+        """Writes what began."""
         self.say(f"{what} ...")
 
     def stage(self, step: int, stage: str) -> None:
@@ -150,7 +149,8 @@ def watching(run: str, *, first: int, last: int) -> Iterator[Watcher]:
     """Yields bars where they can be drawn (terminal, Jupyter) and lines elsewhere."""
     console = Console(stderr=not _in_jupyter())
     if not (console.is_terminal or console.is_jupyter):
-        yield Lines(console, last=last)
+        write = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+        yield Lines(write, last=last)
         return
     columns = (
         SpinnerColumn(),

@@ -12,9 +12,9 @@ from flows.fork import fork_commit, fork_run
 from flows.genesis import genesis
 from flows.launch import launch, refuse_existing
 from flows.opening import held, open_session, state_saved
-from flows.phases import Wishes, phases
+from flows.phases import Phase, Wishes, phases
 from flows.prefect_server import controller_settings, prefect_server, run_url
-from flows.progress import watching
+from flows.progress import Watcher, watching
 from flows.session import Session
 from flows.show import RunSummary, known_evals, summarise
 from flows.signing import find_signer, signing_note
@@ -110,7 +110,7 @@ def resume_run(
     # Refuses what does not fit before anything starts.
     config = phases(opened, record, wishes, last=done)[-1].config
     last = done + steps if steps else config.steps
-    if last <= done and not steps and not _evaluation_missing(opened, run, config, done):
+    if last <= done and not steps and not evaluation_missing(opened, run, config, done):
         raise ValueError(
             f"Run {run!r} has all of its {config.steps} steps (the last commit is step {done}). "
             f"To go on, say how many more: `rollbook resume {run} --steps 10`."
@@ -153,7 +153,7 @@ def fork_and_train(
     return summarise(opened, run, store_config=store_config)
 
 
-def _evaluation_missing(store: ObjectStore, run: str, config: RunConfig, version: int) -> bool:
+def evaluation_missing(store: ObjectStore, run: str, config: RunConfig, version: int) -> bool:
     """Whether a suite was not measured on that version, here or in a run that it came from."""
     found = {(record.policy_version, record.suite) for record in known_evals(store, run)}
     return any((version, suite) not in found for suite in config.evaluate.suites)
@@ -218,14 +218,31 @@ def advance(  # noqa: PLR0913 - each is a field of the form that a deployment sh
     ):
         # Planned under the lease: nobody else makes plans or commits meanwhile.
         planned = phases(opened, record, wishes, last=last)
-        for phase in planned:
-            with (
-                open_session(opened, store_config, run, watcher, phase) as session,
-                state_saved(session, lease),
-            ):
-                evaluate_at = last if phase is planned[-1] else None
-                _advance_session(session, phase.until, last=evaluate_at, lease=lease)
+        advance_phases(opened, store_config, run, planned, watcher=watcher, lease=lease)
     return run_url(flow_run.get_id())
+
+
+def advance_phases(
+    store: ObjectStore,
+    store_config: StoreConfig,
+    run: str,
+    planned: Sequence[Phase],
+    *,
+    watcher: Watcher,
+    lease: Lease,
+) -> None:
+    """Takes a run through its phases, under the lease; the last one evaluates what is due.
+
+    Raises:
+        LeaseHeld: another controller took the run over.
+    """
+    for phase in planned:
+        with (
+            open_session(store, store_config, run, watcher, phase) as session,
+            state_saved(session, lease),
+        ):
+            evaluate_at = phase.until if phase is planned[-1] else None
+            _advance_session(session, phase.until, last=evaluate_at, lease=lease)
 
 
 def _advance_session(session: Session, until: int, *, last: int | None, lease: Lease) -> None:
@@ -299,7 +316,7 @@ def _evaluate_if_due(session: Session, last: int | None) -> None:
     version = session.last_commit.policy_version
     at = session.last_commit.step
     due = at % session.config.evaluate.every == 0 or at == last
-    if not due or not _evaluation_missing(session.store, session.run.run, session.config, version):
+    if not due or not evaluation_missing(session.store, session.run.run, session.config, version):
         return
     try:
         evaluate(session.run.run, version)

@@ -38,3 +38,12 @@ def engines_python() -> str:
     beside = root / ".venv-engines" / "bin" / "python" if root else None
     found = str(beside) if beside and beside.exists() else sys.executable
     return os.environ.get("ROLLBOOK_ENGINES_PYTHON") or found
+
+
+def write_private(file: Path, text: str) -> None:
+    """Puts `text` into a file that only its owner may read, at once or not at all."""
+    draft = file.with_name(file.name + ".new")
+    descriptor = os.open(draft, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as out:
+        out.write(text)
+    draft.replace(file)

@@ -27,6 +27,8 @@ def start_prefect(directory: Path, *, database: str, port: int, log: Path) -> Da
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": database,
         "PREFECT_SERVER_UI_API_URL": api_url(port),
         "PREFECT_API_URL": "",
+        # How soon after its time an automation sees that something did not happen.
+        "PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY": "PT1S",
     }
     return spawn(Command("Prefect", argv, log, environment, {"http": port}))
 

@@ -5,7 +5,6 @@ Its other ports take no password: they are on loopback too, and no place to prom
 
 import configparser
 import json
-import os
 import secrets
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.daemons import Command, Daemon, answers, free_ports, spawn, wait_until
+from infra.home import write_private
 
 BUCKET = "rollbook"
 _START_LIMIT_S = 90.0
@@ -60,7 +60,7 @@ def s3_keys(file: Path) -> S3Keys:
         file.parent.mkdir(parents=True, exist_ok=True)
         access_key, secret_key = secrets.token_hex(10), secrets.token_urlsafe(30)
         lines = ["[default]", f"{_ACCESS} = {access_key}", f"{_SECRET} = {secret_key}", ""]
-        _write_private(file, "\n".join(lines))
+        write_private(file, "\n".join(lines))
     parser = configparser.ConfigParser()
     parser.read(file)
     section = parser["default"]
@@ -85,7 +85,7 @@ def start_seaweedfs(
     """
     directory.mkdir(parents=True, exist_ok=True)
     config = directory / "s3.json"
-    _write_private(config, json.dumps(_identities(keys)))
+    write_private(config, json.dumps(_identities(keys)))
     chosen = free_ports(dict.fromkeys(_ROLES, 0) | (ports or {}))
     argv = [str(Path(sys.executable).with_name("weed")), "-logtostderr=true", "mini"]
     argv += [f"-dir={directory}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", *_OFF]
@@ -130,11 +130,3 @@ def _identities(keys: S3Keys) -> dict[str, object]:
     credentials = [{"accessKey": keys.access_key, "secretKey": keys.secret_key}]
     actions = ["Admin", "Read", "Write", "List", "Tagging"]
     return {"identities": [{"name": "rollbook", "credentials": credentials, "actions": actions}]}
-
-
-def _write_private(file: Path, text: str) -> None:
-    draft = file.with_name(file.name + ".new")
-    descriptor = os.open(draft, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as out:
-        out.write(text)
-    draft.replace(file)

@@ -1,12 +1,14 @@
-"""The local services: `python -m infra.services up | down | status`.
+"""The local services: `python -m infra.services up [--profile pools] | down | status`.
 
 An S3 server, PostgreSQL and a Prefect server with its UI, on loopback, in the background, with
-their data under `home()`. Production has its own; nothing else here depends on these.
+their data under `home()`; with the profile `pools` also work pools with a worker each. Production
+has its own; nothing else here depends on these.
 """
 
 import argparse
 import fcntl
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from pathlib import Path
 
 from infra.daemons import Daemon, ServiceError, free_port, recall, stop
 from infra.home import home
+from infra.pools import down_pools, pools_are_set_up, up_pools, worker_daemons
 from infra.postgres import database_url, start_postgres, stop_postgres, wait_for_postgres
 from infra.prefect_server import api_url, start_prefect, wait_for_prefect
 from infra.seaweedfs import (
@@ -87,10 +90,39 @@ def up(say: Say) -> LocalServices:
     return services
 
 
+def up_with_pools(say: Say) -> LocalServices:
+    """As `up`, and work pools with workers, deployments and automations.
+
+    Raises:
+        ServiceError: something did not start, or the deployments do not deploy.
+    """
+    services = up(say)
+    began = time.monotonic()
+    with _only_one():
+        up_pools(services.prefect_api_url, _store_of_workers(services), say)
+    say(f"pools are up ({time.monotonic() - began:.0f} s)")
+    return services
+
+
+def _store_of_workers(services: LocalServices) -> dict[str, str]:
+    """Returns which store workers use by default, and the credentials that boto3 is to find.
+
+    Nothing where the caller's environment names a store: workers inherit it.
+    """
+    if os.environ.get("ROLLBOOK_STORE"):
+        return {}
+    return {
+        "ROLLBOOK_STORE": f"s3://{services.s3_bucket}",
+        "ROLLBOOK_ENDPOINT": services.s3_endpoint,
+        "AWS_SHARED_CREDENTIALS_FILE": services.credentials_path,
+    }
+
+
 def down() -> list[str]:
     """Stops what runs and returns the names of it; all data stays."""
     with _only_one():
-        stopped = [
+        stopped = down_pools() if pools_are_set_up() else []
+        stopped += [
             daemon.name
             for name, end in (("prefect", stop), ("postgres", stop_postgres), ("seaweedfs", stop))
             if (daemon := _alive(name)) is not None and end(daemon) is None
@@ -197,15 +229,18 @@ def _print_status() -> int:
     for name in _NAMES:
         daemon = _alive(name)
         _print(f"{name:12} {f'runs, process {daemon.pid}' if daemon else 'is down'}")
+    workers = worker_daemons() if pools_are_set_up() else {}
+    for pool, worker in workers.items():
+        _print(f"{pool:12} {f'has worker {worker.pid}' if worker else 'has no worker'}")
     services = local_services()
     if services:
         _print_addresses(services)
-    return 0 if services else 1
+    return 0 if services and all(workers.values()) else 1
 
 
-def _run(command: str) -> int:
+def _run(command: str, profile: str) -> int:
     if command == "up":
-        _print_addresses(up(_print))
+        _print_addresses(up_with_pools(_print) if profile == "pools" else up(_print))
         return 0
     if command == "down":
         _print(f"stopped: {', '.join(down()) or 'nothing was running'}")
@@ -217,9 +252,12 @@ def main() -> None:
     """Runs one command; a failure ends with its cause and a non-zero exit."""
     parser = argparse.ArgumentParser(prog="infra.services", description=__doc__)
     parser.add_argument("command", choices=["up", "down", "status"])
-    command = parser.parse_args().command
+    parser.add_argument(
+        "--profile", choices=["local", "pools"], default="local", help="what `up` starts"
+    )
+    options = parser.parse_args()
     try:
-        sys.exit(_run(command))
+        sys.exit(_run(options.command, options.profile))
     except ServiceError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(1)

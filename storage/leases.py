@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -327,8 +328,11 @@ def _boot_id() -> str:
 
 def _held(state: LeaseState) -> LeaseHeld:
     age_s = max(0.0, time.time() - state.since)
+    began = datetime.fromtimestamp(state.since, UTC).isoformat(sep=" ", timespec="seconds")
+    url = state.holder.get("flow_run_url")
+    shown_at = f" ({url})" if url else ""
     return LeaseHeld(
-        f"Run {state.run!r} has a living {state.role}: process {state.pid} on {state.host}, for "
-        f"{age_s:.0f} s. Expected none. Wait for it or end it; a lease whose holder died ends by "
-        f"itself after {state.ttl_s:.0f} s."
+        f"Run {state.run!r} has a living {state.role}: process {state.pid} on {state.host}, since "
+        f"{began}, for {age_s:.0f} s{shown_at}. Expected none. Wait for it or end it; a lease "
+        f"whose holder died ends by itself after {state.ttl_s:.0f} s."
     )

@@ -1,0 +1,295 @@
+"""`make up PROFILE=pools`, real: deployments, two controllers, no worker, kill -9, who is told."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from infra.announce import announce
+from infra.automations import FLOWS, RESTART_MESSAGE, WAITING_NAME, apply, automations, on_data
+from infra.daemons import recall
+from infra.home import home as product_home
+from infra.prefect_api import call, find_deployment
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.s3]
+REPOSITORY = Path(__file__).parents[2]
+SMALL = [
+    "evaluate.suites.held_out.max_prompts=64",
+    "prompts.groups_per_step=16",
+    "rollout.groups_per_shard=8",
+]
+STEPS = 3
+FINAL = ("COMPLETED", "FAILED", "CANCELLED")
+
+
+@dataclass(frozen=True)
+class Pools:
+    """A home with pools, and its Prefect server."""
+
+    home: Path
+    api: str
+    environment: dict[str, str]
+
+    def run(self, module: str, *options: str) -> str:
+        return self.python("-m", module, *options)
+
+    def python(self, *argv: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *argv],
+            cwd=REPOSITORY,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def start(self, deployment: str, **parameters: Any) -> str:
+        found = find_deployment(self.api, deployment)
+        body = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
+        path = f"/deployments/{found['id']}/create_flow_run"
+        return call(self.api, "POST", path, body)["id"]
+
+    def state(self, flow_run: str) -> dict[str, Any]:
+        return call(self.api, "GET", f"/flow_runs/{flow_run}")["state"]
+
+    def states(self, flow_run: str) -> list[dict[str, Any]]:
+        return call(self.api, "GET", f"/flow_run_states/?flow_run_id={flow_run}")
+
+    def flow_runs(self, flow: str) -> list[dict[str, Any]]:
+        body = {"flows": {"name": {"any_": [flow]}}}
+        return call(self.api, "POST", "/flow_runs/filter", body)
+
+    def wait(self, flow_run: str, seen: Callable[[dict[str, Any]], bool], timeout: float) -> dict:
+        deadline = time.monotonic() + timeout
+        while not seen(state := self.state(flow_run)):
+            assert time.monotonic() < deadline, f"waited {timeout} s in vain: {state}"
+            time.sleep(0.2)
+        return state
+
+    def ends(self, flow_run: str, timeout: float = 180) -> dict[str, Any]:
+        return self.wait(flow_run, lambda state: state["type"] in FINAL, timeout)
+
+    def show(self, run: str) -> dict[str, Any]:
+        code = "from flows.cli import main; main()"
+        return json.loads(self.python("-c", code, "show", run, "--json"))
+
+    def process_of(self, flow_run: str) -> psutil.Process | None:
+        for process in psutil.process_iter(["cmdline", "environ"]):
+            variables = process.info["environ"] or {}
+            command = " ".join(process.info["cmdline"] or [])
+            if variables.get("PREFECT__FLOW_RUN_ID") == flow_run and "prefect.engine" in command:
+                return process
+        return None
+
+
+@pytest.fixture(scope="module")
+def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
+    home = tmp_path_factory.mktemp("pools-home")
+    shared = product_home() / "cache"
+    shared.mkdir(parents=True, exist_ok=True)
+    (home / "cache").symlink_to(shared)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT")}
+    for name in ("ROLLBOOK_STORE", "ROLLBOOK_ENDPOINT", "AWS_ENDPOINT_URL_S3"):
+        environment.pop(name, None)
+    environment["ROLLBOOK_HOME"] = str(home)
+    made = Pools(home, "", environment)
+    try:
+        made.run("infra.services", "up", "--profile", "pools")
+        api = json.loads((home / "services.json").read_text())["prefect_api_url"]
+        yield Pools(home, api, environment)
+    finally:
+        made.run("infra.services", "down")
+
+
+@pytest.fixture(scope="module")
+def told(pools: Pools) -> Iterator[list[dict[str, Any]]]:
+    """What a webhook is sent when advance ends."""
+    received: list[dict[str, Any]] = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            size = int(self.headers["Content-Length"])
+            received.append(json.loads(self.rfile.read(size)))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:  # type: ignore[override]
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Hook)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    kind = call(pools.api, "GET", "/block_types/slug/custom-webhook")
+    schemas = call(
+        pools.api,
+        "POST",
+        "/block_schemas/filter",
+        {"block_schemas": {"block_type_id": {"any_": [kind["id"]]}}},
+    )
+    block = {
+        "name": "team",
+        "block_type_id": kind["id"],
+        "block_schema_id": schemas[0]["id"],
+        "data": {
+            "name": "team",
+            "url": f"http://127.0.0.1:{server.server_address[1]}/hook",
+            "method": "POST",
+            "json_data": {"subject": "{{subject}}", "body": "{{body}}"},
+        },
+    }
+    call(pools.api, "POST", "/block_documents/", block)
+    pools.run(
+        "infra.automations", "--api-url", pools.api, "apply", "--notify", "custom-webhook/team"
+    )
+    yield received
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def calm(pools: Pools, told: list[dict[str, Any]]) -> dict[str, Any]:
+    """A run that nobody disturbed, and what became of a second flow run of it."""
+    settings = [*SMALL, f"steps={STEPS}"]
+    first = pools.start("advance", run="calm", recipe="addition", overrides=settings)
+    deadline = time.monotonic() + 120
+    while not (lease := _lease(pools, "calm")):
+        assert time.monotonic() < deadline, pools.state(first)
+        time.sleep(0.2)
+    second = pools.start("advance", run="calm", recipe="addition", overrides=settings)
+    began = time.monotonic()
+    gave_way = pools.ends(second)
+    ended = pools.ends(first)
+    assert ended["type"] == "COMPLETED", ended
+    return {
+        "show": pools.show("calm"),
+        "first": first,
+        "lease": lease,
+        "second": gave_way,
+        "second_s": time.monotonic() - began,
+    }
+
+
+def _lease(pools: Pools, run: str) -> dict[str, Any] | None:
+    code = (
+        "import json; from flows.stores import resolve_store; from storage.leases import peek; "
+        "from storage.opening import open_store; "
+        f"found = peek(open_store(resolve_store(), writing=False), {run!r}, 'controller'); "
+        "print(found.model_dump_json() if found else 'null')"
+    )
+    return json.loads(pools.python("-c", code))
+
+
+def test_everything_that_prefect_yaml_names_is_deployed_with_a_flat_form(pools: Pools) -> None:
+    found = call(pools.api, "POST", "/deployments/filter", {})
+    assert {each["name"] for each in found} == set(FLOWS)
+    assert not any(schedule["active"] for each in found for schedule in each["schedules"])
+    form = find_deployment(pools.api, "advance")["parameter_openapi_schema"]
+    assert "$ref" not in json.dumps(form)
+    assert form["required"] == ["run"]
+    assert all(field.get("description") for field in form["properties"].values())
+    assert form["properties"]["overlap"]["enum"] == ["cancel new", "queue"]
+
+
+def test_a_second_up_is_quick_and_changes_nothing(pools: Pools) -> None:
+    before = call(pools.api, "POST", "/automations/filter", {})
+    began = time.monotonic()
+    pools.run("infra.services", "up", "--profile", "pools")
+    assert time.monotonic() - began < 5
+    assert call(pools.api, "POST", "/automations/filter", {}) == before
+
+
+def test_automations_are_updated_in_place(pools: Pools) -> None:
+    wanted = automations()
+    changed = [{**wanted[0], "description": "another"}, *wanted[1:]]
+    before = call(pools.api, "POST", "/automations/count", {})
+    assert apply(pools.api, changed) == [f"updated {wanted[0]['name']!r}"]
+    assert apply(pools.api, wanted) == [f"updated {wanted[0]['name']!r}"]
+    assert call(pools.api, "POST", "/automations/count", {}) == before
+
+
+def test_advance_launches_and_trains_on_the_pools(calm: dict[str, Any]) -> None:
+    assert calm["show"]["state"] == "complete"
+    assert [step["step"] for step in calm["show"]["steps"]] == [0, 1, 2, 3]
+
+
+def test_a_second_flow_run_ends_at_once_and_names_the_holder(calm: dict[str, Any]) -> None:
+    lease, second = calm["lease"], calm["second"]
+    assert second["type"] == "CANCELLED"
+    for fact in (f"process {lease['pid']} on {lease['host']}", "since ", calm["first"]):
+        assert fact in second["message"]
+
+
+def test_who_wants_to_know_is_told_that_advance_ended(
+    calm: dict[str, Any], told: list[dict[str, Any]]
+) -> None:
+    subjects = {each["subject"]: each["body"] for each in told}
+    assert "Run 'calm' is at step 3" in subjects["advance calm: Completed"]
+    assert "advance calm: Cancelled" in subjects
+
+
+def test_announced_data_starts_advance(pools: Pools, calm: dict[str, Any]) -> None:
+    apply(pools.api, [on_data(pools.api, "s3://data/prompts/", {"run": "calm"})])
+    before = {each["id"] for each in pools.flow_runs("advance")}
+    time.sleep(2)  # The server takes up new automations.
+    announce(pools.api, "s3://data/elsewhere/x")
+    announce(pools.api, "s3://data/prompts/today.jsonl")
+    deadline = time.monotonic() + 30
+    while not (new := [e for e in pools.flow_runs("advance") if e["id"] not in before]):
+        assert time.monotonic() < deadline, "nothing was started"
+        time.sleep(0.2)
+    assert len(new) == 1
+    ended = pools.ends(new[0]["id"])
+    assert ended["message"] == "Run 'calm' is at step 3: nothing was left to do."
+
+
+def test_a_flow_run_without_a_worker_says_why_within_a_minute_and_starts_later(
+    pools: Pools,
+) -> None:
+    worker = recall(pools.home / "services" / "worker-reward-cpu.json")
+    assert worker is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    waiting = pools.start("reward-stage", run="nothing")
+    state = pools.wait(waiting, lambda state: state["name"] == WAITING_NAME, timeout=60)
+    assert "`prefect worker start --pool reward-cpu`" in state["message"]
+    pools.run("infra.services", "up", "--profile", "pools")
+    pools.wait(waiting, lambda state: state["type"] not in ("SCHEDULED", "PENDING"), timeout=60)
+
+
+def test_a_killed_driver_goes_on_by_itself_to_the_same_bits(
+    pools: Pools, calm: dict[str, Any]
+) -> None:
+    flow_run = pools.start("advance", run="killed", recipe="addition", steps=STEPS, overrides=SMALL)
+    deadline = time.monotonic() + 120
+    while not (pools.home / "logs" / "killed").is_dir() or not _committed(pools, flow_run):
+        assert time.monotonic() < deadline, pools.state(flow_run)
+        time.sleep(0.2)
+    process = pools.process_of(flow_run)
+    assert process is not None
+    os.kill(process.pid, signal.SIGKILL)
+    ended = pools.ends(flow_run)
+    assert ended["type"] == "COMPLETED", ended
+    messages = [state["message"] for state in pools.states(flow_run)]
+    assert RESTART_MESSAGE in messages
+    shown = pools.show("killed")
+    assert [step["step"] for step in shown["steps"]] == [0, 1, 2, 3]
+    assert shown["policy_digest"] == calm["show"]["policy_digest"]
+
+
+def _committed(pools: Pools, flow_run: str) -> bool:
+    """Whether step 1 was begun: the first step after genesis is a flow run of its own."""
+    steps = [each["name"] for each in pools.flow_runs("step")]
+    file = pools.home / "logs" / "killed" / f"flow-run-{flow_run}.log"
+    return file.is_file() and steps.count("step 2") >= 2
