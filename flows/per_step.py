@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar
-from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter
@@ -114,7 +113,6 @@ class PerStep:
                 timeout=0,
                 idempotency_key=f"{_tag(request)}-{attempt}",
                 tags=[f"run:{self._record.run}", f"stage:{self._stage}", _tag(request)],
-                _sync=True,
             )
         except ObjectNotFound as error:
             raise Permanent(

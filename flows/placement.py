@@ -25,7 +25,7 @@ from storage.store_config import StoreConfig
 from tasks.child_process import Face
 from tasks.client import Child, ChildSpec, InProcess, StageClient
 from tasks.errors import Permanent
-from tasks.fleet import Address, Fleet, FleetLimits
+from tasks.fleet import Address, Fleet, FleetSpec
 from tasks.reward.pool import start as start_reward_pool
 from tasks.rollout.contract import LoadRequest
 from tasks.service_contract import Health
@@ -148,7 +148,9 @@ def check_environment(
         Permanent: it differs, and `allow` is False.
     """
     both = found.keys() & known.keys()
-    differences = changes({name: known[name] for name in both}, {name: found[name] for name in both})
+    differences = changes(
+        {name: known[name] for name in both}, {name: found[name] for name in both}
+    )
     if differences and not allow:
         raise Permanent(
             f"The {stage} engine of run {run!r} would run other libraries or code than the run's "
@@ -179,13 +181,13 @@ def _fleet(stage: EngineStage, site: Site) -> Fleet:
                 said.add(line)
                 site.say(f"a {stage} service runs in another environment: {line}")
 
-    return Fleet(
-        stage,
+    spec = FleetSpec(
+        stage=stage,
         find=find,
-        token=service_token(),
-        limits=FleetLimits(wait_s=placement.wait_s, stall_s=placement.stall_s),
         check=check,
         start_more=starter(stage, site.record, placement, store=site.store_config, say=site.say),
         everywhere=(LoadRequest,),
-        say=site.say,
+        wait_s=placement.wait_s,
+        stall_s=placement.stall_s,
     )
+    return Fleet(spec, token=service_token(), say=site.say)

@@ -44,13 +44,23 @@ class Address:
 
 
 @dataclass(frozen=True)
-class FleetLimits:
-    """How patient the fleet is, in seconds."""
+class FleetSpec:
+    """Which services make up a fleet, and how patient it is."""
 
-    wait_s: float
-    """For a service to be there and free."""
-    stall_s: float
-    """For a sign of progress of a call."""
+    stage: str
+    """Its name, for messages."""
+    find: Callable[[], Sequence[Address]]
+    """Returns the services that may be alive and have the engine that is wanted."""
+    check: Callable[[Health], None]
+    """Raises `Permanent` if a service's environment must not take part."""
+    start_more: Callable[[], None]
+    """Called now and then while nobody is there; may start services."""
+    everywhere: tuple[type[Record], ...] = ()
+    """Requests of these classes go to all services, and fail if all fail."""
+    wait_s: float = 600.0
+    """How long a request waits for a service to be there and free."""
+    stall_s: float = 600.0
+    """How long a call may go on without a sign of progress."""
 
 
 @dataclass
@@ -65,36 +75,17 @@ class Fleet:
     """The services of one stage as one client. Safe to use from several threads.
 
     Args:
-        stage: its name, for messages.
-        find: returns the services that may be alive and have the engine that is wanted.
+        spec: who they are.
         token: their bearer token.
-        limits: how patient to be.
-        check: raises `Permanent` if a service's environment must not take part.
-        start_more: called while nobody is there, from time to time; may start services.
-        everywhere: requests of these classes go to all services, and fail if all fail.
         say: told what is waited for.
     """
 
     def __init__(
-        self,
-        stage: str,
-        *,
-        find: Callable[[], Sequence[Address]],
-        token: str,
-        limits: FleetLimits,
-        check: Callable[[Health], None],
-        start_more: Callable[[], None] = lambda: None,
-        everywhere: tuple[type[Record], ...] = (),
-        say: Callable[[str], None] = logger.info,
+        self, spec: FleetSpec, *, token: str, say: Callable[[str], None] = logger.info
     ) -> None:
         self.warm = True
-        self._stage = stage
-        self._find = find
+        self._spec = spec
         self._token = token
-        self._limits = limits
-        self._check = check
-        self._start_more = start_more
-        self._everywhere = everywhere
         self._say = say
         self._lock = threading.Lock()
         self._members: dict[str, _Member] = {}
@@ -108,7 +99,7 @@ class Fleet:
             Transient: nobody took or finished the request within the limits.
             Permanent: the stage refused it, or a service runs other libraries or code.
         """
-        if isinstance(request, self._everywhere):
+        if isinstance(request, self._spec.everywhere):
             return self._run_everywhere(request, result_type)
         failures: list[Transient] = []
         while True:
@@ -137,7 +128,7 @@ class Fleet:
         with self._lock:
             members = list(self._members.values())
         if not members:
-            raise Transient(f"No {self._stage} service is there yet.")
+            raise Transient(f"No {self._spec.stage} service is there yet.")
         with ThreadPoolExecutor(len(members)) as threads:
             asked = [threads.submit(each.service.run, request, result_type) for each in members]
         done = [future.result() for future in asked if future.exception() is None]
@@ -161,13 +152,15 @@ class Fleet:
             if member is not None and self._is_fit(member):
                 return member
             waited = time.monotonic() - began
-            if waited > self._limits.wait_s or self._closed:
+            if waited > self._spec.wait_s or self._closed:
                 raise self._nobody(failures, waited)
             if member is None and not self._members:
-                self._start_more()
+                self._spec.start_more()
             if time.monotonic() - said > _SAY_EVERY_S:
                 said = time.monotonic()
-                self._say(f"waiting for a {self._stage} service: {self._whom()} ({waited:.0f} s)")
+                self._say(
+                    f"waiting for a {self._spec.stage} service: {self._whom()} ({waited:.0f} s)"
+                )
             time.sleep(_POLL_S)
 
     def _whom(self) -> str:
@@ -176,11 +169,12 @@ class Fleet:
         return f"{names} busy or failed a call just now" if names else "none is alive"
 
     def _nobody(self, failures: Sequence[Transient], waited: float) -> Transient:
+        stage = self._spec.stage
         last = f" The last failure: {failures[-1]}" if failures else ""
         return Transient(
-            f"No {self._stage} service took the request within {waited:.0f} s: {self._whom()}. "
-            f"Expected one: start the deployment `{self._stage}-service` for this run, look at its "
-            f"work pool and workers, or set placement.{self._stage}=local.{last}"
+            f"No {stage} service took the request within {waited:.0f} s: {self._whom()}. Expected "
+            f"one: start the deployment `{stage}-service` for this run, look at its work pool and "
+            f"workers, or set placement.{stage}=local.{last}"
         )
 
     def _free_member(self) -> _Member | None:
@@ -200,7 +194,7 @@ class Fleet:
         try:
             health = member.service.health(within_s=_HEALTH_LIMIT_S)
             if health.status == "ready" and health.busy_s is None:
-                self._check(health)
+                self._spec.check(health)
                 return True
             rest_s = _BUSY_REST_S
         except Transient as error:
@@ -223,14 +217,14 @@ class Fleet:
                 return
             self._found_at = time.monotonic()
         try:
-            found = {address.name: address for address in self._find()}
+            found = {address.name: address for address in self._spec.find()}
         except StorageError as error:
-            logger.warning("The %s services cannot be listed: %s", self._stage, error)
+            logger.warning("The %s services cannot be listed: %s", self._spec.stage, error)
             return
         with self._lock:
             for name, address in found.items():
                 if name not in self._members:
-                    service = Service(address.url, self._token, stall_s=self._limits.stall_s)
+                    service = Service(address.url, self._token, stall_s=self._spec.stall_s)
                     self._members[name] = _Member(address, service)
             gone = [name for name in self._members if name not in found]
             left = [self._members.pop(name) for name in gone]
