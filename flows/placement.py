@@ -64,6 +64,7 @@ def placed(stage: EngineStage, site: Site) -> Iterator[StageClient]:
     elif where == "service":
         fleet = _fleet(stage, site)
         try:
+            fleet.prepare()
             yield fleet
         finally:
             fleet.close()

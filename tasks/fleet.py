@@ -92,6 +92,12 @@ class Fleet:
         self._found_at = 0.0
         self._closed = False
 
+    def prepare(self) -> None:
+        """Starts services if nobody is there, so that they are ready when the first call comes."""
+        self._look()
+        if not self._members:
+            self._spec.start_more()
+
     def run(self, request: Record, result_type: type[R]) -> R:
         """Returns the stage's result; see `tasks.client.StageClient`.
 
@@ -143,6 +149,9 @@ class Fleet:
         finally:
             with self._lock:
                 member.busy = False
+                gone = self._members.get(member.address.name) is not member
+            if gone:
+                member.service.close()
 
     def _wait_for_member(self, failures: Sequence[Transient]) -> _Member:
         began = said = time.monotonic()
