@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage.layout import EvalScope, StepScope, attempt_key, input_key
-from storage.ledger import adopt_plan, create_run, put_commit, put_eval, put_record
+from storage.ledger import (
+    adopt_plan,
+    create_run,
+    put_commit,
+    put_eval,
+    put_record,
+    read_record,
+)
 from storage.object_store import ObjectStore
 from storage.objects import put_object
 from storage.records import (
@@ -138,6 +145,31 @@ def next_step(
     )
     stands, digest, _ = put_commit(store, sign_commit(commit, signer) if signer else commit)
     return Head(head.run, head.run_digest, stands, digest)
+
+
+def open_step(
+    store: ObjectStore, head: Head, *, configs: dict[str, Any]
+) -> tuple[Plan, ObjectRef, list[ObjectRef], list[ObjectRef]]:
+    """Plans, samples and grades the step after `head`; returns plan, prompts, samples, rewards."""
+    before, step = head.commit, head.commit.step + 1
+    scope = StepScope(run=head.run.run, step=step)
+    ref, _ = _prompts(store, scope, head)
+    cursor = Cursor(drawn=before.cursor.drawn + GROUPS)
+    plan = _plan(step, "train", head.digest, cursor, run=head.run.run, prompts=ref)
+    shards = [_shard(index, before) for index in range(SHARDS)]
+    plan, _ = adopt_plan(store, plan.model_copy(update={"shards": shards, "configs": configs}))
+    samples: list[ObjectRef] = []
+    rewards: list[ObjectRef] = []
+    for index in range(SHARDS):
+        for stage, output, found in (
+            ("rollout", "samples", samples),
+            ("reward", "rewards", rewards),
+        ):
+            name = f"{stage}-{index:04d}"
+            shard = _put(store, scope, f"{name}.parquet", f"{name} {step}".encode(), rows=4)
+            _record(store, scope, name, {"shard": index}, {output: shard})
+            found.append(shard)
+    return plan, read_record(store, ref).outputs["prompts"], samples, rewards
 
 
 def write_stop(store: ObjectStore, head: Head) -> RecordRef:
