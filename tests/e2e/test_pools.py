@@ -261,7 +261,7 @@ def test_a_flow_run_without_a_worker_says_why_within_a_minute_and_starts_later(
     worker = recall(pools.home / "services" / "worker-reward-cpu.json")
     assert worker is not None
     os.kill(worker.pid, signal.SIGKILL)
-    waiting = pools.start("reward-stage", run="nothing")
+    waiting = pools.start("reward-stage", run="nothing", request_key="nothing")
     state = pools.wait(waiting, lambda state: state["name"] == WAITING_NAME, timeout=60)
     assert "`prefect worker start --pool reward-cpu`" in state["message"]
     pools.run("infra.services", "up", "--profile", "pools")
