@@ -49,7 +49,7 @@ from flows.stores import resolve_store, store_options
 from flows.verify import verify
 from infra.home import home
 from storage.errors import AlreadyExists, LeaseHeld, NotFound
-from storage.leases import Lease, peek
+from storage.leases import Lease, look, peek
 from storage.ledger import current_plan, first_step, head, read_run
 from storage.object_store import ObjectStore
 from storage.opening import open_store
@@ -244,12 +244,12 @@ def _configured(record: RunRecord) -> int:
 
 
 def _leave_to_own_restart(store: ObjectStore, run: str, flow_run_id: str) -> None:
-    """Ends this process if the run is held by a later process of the same flow run.
+    """Ends this process if the run is, or was, held by a later process of the same flow run.
 
     Prefect believed this one dead, so the state of the flow run is the later one's to say: any
     way out through Prefect would set it.
     """
-    holder = peek(store, run, "controller")
+    holder = look(store, run, "controller").holder
     if holder is None or holder.holder.get("flow_run_id") != flow_run_id:
         return
     log.warning(

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,16 @@ def told(pools: Pools) -> Iterator[list[dict[str, Any]]]:
 
 
 @pytest.fixture(scope="module")
-def calm(pools: Pools, told: list[dict[str, Any]]) -> dict[str, Any]:
+def waiting(pools: Pools) -> str:
+    """A flow run for a pool whose worker was killed; it waits while other tests go on."""
+    worker = recall(pools.home / "services" / "worker-reward-cpu.json")
+    assert worker is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    return pools.start("reward-stage", run="nothing", request_key="nothing")
+
+
+@pytest.fixture(scope="module")
+def calm(pools: Pools, told: list[dict[str, Any]], waiting: str) -> dict[str, Any]:
     """A run that nobody disturbed, and what became of a second flow run of it."""
     settings = [*SMALL, f"steps={STEPS}"]
     first = pools.start("advance", run="calm", recipe="addition", overrides=settings)
@@ -256,14 +266,13 @@ def test_announced_data_starts_advance(pools: Pools, calm: dict[str, Any]) -> No
 
 
 def test_a_flow_run_without_a_worker_says_why_within_a_minute_and_starts_later(
-    pools: Pools,
+    pools: Pools, waiting: str, calm: dict[str, Any]
 ) -> None:
-    worker = recall(pools.home / "services" / "worker-reward-cpu.json")
-    assert worker is not None
-    os.kill(worker.pid, signal.SIGKILL)
-    waiting = pools.start("reward-stage", run="nothing")
-    state = pools.wait(waiting, lambda state: state["name"] == WAITING_NAME, timeout=60)
-    assert "`prefect worker start --pool reward-cpu`" in state["message"]
+    states = sorted(pools.states(waiting), key=lambda state: state["timestamp"])
+    assert [state["name"] for state in states] == ["Scheduled", "Late", WAITING_NAME]
+    asked, _, told = (datetime.fromisoformat(state["timestamp"]) for state in states)
+    assert (told - asked).total_seconds() < 60
+    assert "`prefect worker start --pool reward-cpu`" in states[-1]["message"]
     pools.run("infra.services", "up", "--profile", "pools")
     pools.wait(waiting, lambda state: state["type"] not in ("SCHEDULED", "PENDING"), timeout=60)
 
