@@ -8,7 +8,7 @@ import json
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from prefect_kubernetes.worker import KubernetesWorker
 
@@ -79,7 +79,7 @@ POOLS = {
 def base_job_template(name: str, *, registry: str = "") -> dict[str, Any]:
     """Returns the template of a pool; `registry` is put before the images' names."""
     pool = POOLS[name]
-    template = cast(dict[str, Any], deepcopy(KubernetesWorker.get_default_base_job_template()))
+    template = deepcopy(KubernetesWorker.get_default_base_job_template())
     _set_defaults(template["variables"]["properties"], pool, registry)
     manifest = template["job_configuration"]["job_manifest"]
     if pool.queue:

@@ -15,6 +15,7 @@ from uuid import UUID
 import kubernetes_validate
 import pytest
 import yaml
+from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import FlowRun
 from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 
@@ -84,8 +85,14 @@ def job(pool: str, **variables: Any) -> dict[str, Any]:
 def _from_template(
     template: dict[str, Any], values: dict[str, Any]
 ) -> KubernetesWorkerJobConfiguration:
-    made = KubernetesWorkerJobConfiguration.from_template_and_values(template, values)
-    return asyncio.run(made)
+    async def make() -> KubernetesWorkerJobConfiguration:
+        # A client that is open, though never asked: else Prefect starts a server for it.
+        async with PrefectClient("http://127.0.0.1:9/api") as client:
+            return await KubernetesWorkerJobConfiguration.from_template_and_values(
+                template, values, client=client
+            )
+
+    return asyncio.run(make())
 
 
 def pod(pool: str, **variables: Any) -> dict[str, Any]:
