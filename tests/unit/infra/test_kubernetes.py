@@ -161,6 +161,12 @@ def test_what_a_pod_names_exists(overlay: str) -> None:
                 assert ("ConfigMap", volume["configMap"]["name"]) in names, name
 
 
+def test_what_belongs_to_the_cluster_has_no_namespace() -> None:
+    without = {each["kind"] for each in rendered("8-gpus") if "namespace" not in each["metadata"]}
+    of_cluster = {"Namespace", "PriorityClass", "RuntimeClass", "ClusterQueue", "ResourceFlavor"}
+    assert without == of_cluster
+
+
 @pytest.mark.parametrize(("overlay", "gpus"), [("8-gpus", 8), ("64-gpus", 64), ("1024-gpus", 64)])
 def test_a_run_takes_the_gpus_that_its_overlay_says(overlay: str, gpus: int) -> None:
     rollout = the(overlay, "Deployment", "rollout-service")
