@@ -30,7 +30,9 @@ from tasks.workspace import Workspace, open_workspace
 NUM_CHECKED_COMMITS = 100
 """How far back the chain is checked before engines start; older commits cost a read each."""
 SAVING_LIMIT_S = 120.0
-"""How long a stop waits for the trainer's state to be stored; a resume replays what is not."""
+"""How long the end waits for the trainer's state to be stored; a resume replays what is not."""
+STOPPING_LIMIT_S = 12.0
+"""Likewise where somebody ends the run: Prefect kills what it cancelled after 30 s."""
 
 
 @contextmanager
@@ -150,12 +152,12 @@ def state_saved(session: Session, lease: Lease) -> Iterator[None]:
     except (Transient, Permanent, StorageError):
         raise
     except BaseException:
-        _save_state(session, lease)
+        _save_state(session, lease, limit_s=STOPPING_LIMIT_S)
         raise
-    _save_state(session, lease)
+    _save_state(session, lease, limit_s=SAVING_LIMIT_S)
 
 
-def _save_state(session: Session, lease: Lease) -> None:
+def _save_state(session: Session, lease: Lease, *, limit_s: float) -> None:
     if lease.lost or session.head is None or not session.unsaved.steps:
         return
     if not session.stages.train.warm:
@@ -180,4 +182,4 @@ def _save_state(session: Session, lease: Lease) -> None:
     # Its own thread, so that a second interrupt, or the limit, ends the wait and with it the run.
     saving = threading.Thread(target=save, name="save-state", daemon=True)
     saving.start()
-    saving.join(SAVING_LIMIT_S)
+    saving.join(limit_s)

@@ -7,6 +7,7 @@ pool, for a pod of its own.
 
 import argparse
 import logging
+import os
 import signal
 import time
 import uuid
@@ -20,6 +21,7 @@ from prefect.runtime import flow_run
 from flows.changes import config_as_of, newest_plan
 from flows.config import RunConfig
 from flows.model import base_model
+from flows.own_output import keep_output
 from flows.placement import EngineStage, child_spec, engine_digest, service_role
 from flows.prefect_server import controller_settings, run_url
 from flows.progress import Lines
@@ -43,6 +45,9 @@ from tasks.workspace import Workspace, open_workspace
 log = logging.getLogger("flows.services")
 """By name, because Prefect loads this file under another one, and `flows.*` reaches the UI."""
 
+HOST_VARIABLE = "ROLLBOOK_SERVICE_HOST"
+ADVERTISE_VARIABLE = "ROLLBOOK_SERVICE_ADVERTISE"
+"""A pod that listens on 0.0.0.0 says here under which address others reach it."""
 DRAIN_S = 15.0
 """How long a call in flight may go on when the service is told to end: a spot notice is short."""
 _LOOK_EVERY_S = 2.0
@@ -56,7 +61,7 @@ def rollout_service(
     run: str,
     store: str | None = None,
     endpoint: str | None = None,
-    host: str = "127.0.0.1",
+    host: str | None = None,
     port: int = 0,
     idle_s: float | None = None,
 ) -> None:
@@ -66,7 +71,7 @@ def rollout_service(
         run: Name of the run.
         store: s3://bucket/prefix or a directory. Empty: the default store of the worker.
         endpoint: Address of an S3 server that is not AWS.
-        host: Where it listens; controllers must reach it there.
+        host: Where it listens. Empty: ROLLBOOK_SERVICE_HOST of the worker, else loopback.
         port: 0 takes a free one.
         idle_s: End after so many seconds without a call. Empty: never.
 
@@ -74,7 +79,7 @@ def rollout_service(
         NotFound: there is no such run.
         Permanent: the engine does not start.
     """
-    _serve("rollout", run, store, endpoint, Wanted(host, port, idle_s))
+    _serve("rollout", run, store, endpoint, Wanted(listen_host(host), port, idle_s))
 
 
 @flow(name="train-service", flow_run_name="train service of {run}", persist_result=False)
@@ -82,7 +87,7 @@ def train_service(
     run: str,
     store: str | None = None,
     endpoint: str | None = None,
-    host: str = "127.0.0.1",
+    host: str | None = None,
     port: int = 0,
     idle_s: float | None = None,
 ) -> None:
@@ -92,7 +97,7 @@ def train_service(
         run: Name of the run.
         store: s3://bucket/prefix or a directory. Empty: the default store of the worker.
         endpoint: Address of an S3 server that is not AWS.
-        host: Where it listens; controllers must reach it there.
+        host: Where it listens. Empty: ROLLBOOK_SERVICE_HOST of the worker, else loopback.
         port: 0 takes a free one.
         idle_s: End after so many seconds without a call. Empty: never.
 
@@ -100,7 +105,7 @@ def train_service(
         NotFound: there is no such run.
         Permanent: the engine does not start.
     """
-    _serve("train", run, store, endpoint, Wanted(host, port, idle_s))
+    _serve("train", run, store, endpoint, Wanted(listen_host(host), port, idle_s))
 
 
 @dataclass(frozen=True)
@@ -114,9 +119,15 @@ class Wanted:
     """The host that controllers are told, where it is not `host`."""
 
 
+def listen_host(host: str | None) -> str:
+    """Returns where to listen: as asked, as the worker's environment says, or on loopback."""
+    return host or os.environ.get(HOST_VARIABLE) or "127.0.0.1"
+
+
 def _serve(
     stage: EngineStage, run: str, store: str | None, endpoint: str | None, wanted: Wanted
 ) -> None:
+    keep_output(run)
     with controller_settings(), open_workspace(home()) as workspace:
         where = resolve_store(store, endpoint)
         opened = open_store(where, writing=True)
@@ -200,8 +211,9 @@ class _Running:
         assert child.url is not None, "the engine listens"
         scheme, _, rest = child.url.partition("://")
         host, _, port = rest.rpartition(":")
+        told = self.wanted.advertise or os.environ.get(ADVERTISE_VARIABLE) or host
         facts: dict[str, object] = {
-            "address": f"{scheme}://{self.wanted.advertise or host}:{port}",
+            "address": f"{scheme}://{told}:{port}",
             "engine_digest": digest,
             "flow_run_id": flow_run.get_id(),
             "flow_run_url": run_url(flow_run.get_id()),
@@ -292,7 +304,7 @@ def main() -> None:
     parser.add_argument("--run", required=True)
     parser.add_argument("--store")
     parser.add_argument("--endpoint")
-    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--host")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--advertise", help="the host that controllers are told")
     parser.add_argument("--idle-s", type=float)
@@ -301,7 +313,7 @@ def main() -> None:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     signal.signal(signal.SIGTERM, _end)
-    wanted = Wanted(asked.host, asked.port, asked.idle_s, asked.advertise)
+    wanted = Wanted(listen_host(asked.host), asked.port, asked.idle_s, asked.advertise)
     _serve(asked.stage, asked.run, asked.store, asked.endpoint, wanted)
 
 
