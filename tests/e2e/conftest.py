@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from infra.home import home as product_home
+from tests.e2e.pool_stack import Pools, pools_in
 
 ROLLBOOK = Path(sys.executable).with_name("rollbook")
 
@@ -105,6 +106,13 @@ def finished(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = ("--store", str(directory))
     cli.ok("launch", "addition", "--run", "finished", "--steps", "3", *words, *place)
     return directory
+
+
+@pytest.fixture(scope="session")
+def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
+    """Local services with work pools; they end with the session."""
+    with pools_in(tmp_path_factory.mktemp("pools-home")) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

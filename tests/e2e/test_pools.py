@@ -3,117 +3,23 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from infra.announce import announce
 from infra.automations import FLOWS, RESTART_MESSAGE, WAITING_NAME, apply, automations, on_data
 from infra.daemons import recall
-from infra.home import home as product_home
 from infra.prefect_api import call, find_deployment
+from tests.e2e.pool_stack import SMALL, Pools
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.s3]
-REPOSITORY = Path(__file__).parents[2]
-SMALL = [
-    "evaluate.suites.held_out.max_prompts=64",
-    "prompts.groups_per_step=16",
-    "rollout.groups_per_shard=8",
-]
 STEPS = 3
-FINAL = ("COMPLETED", "FAILED", "CANCELLED")
-
-
-@dataclass(frozen=True)
-class Pools:
-    """A home with pools, and its Prefect server."""
-
-    home: Path
-    api: str
-    environment: dict[str, str]
-
-    def run(self, module: str, *options: str) -> str:
-        return self.python("-m", module, *options)
-
-    def python(self, *argv: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *argv],
-            cwd=REPOSITORY,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def start(self, deployment: str, **parameters: Any) -> str:
-        found = find_deployment(self.api, deployment)
-        body = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
-        path = f"/deployments/{found['id']}/create_flow_run"
-        return call(self.api, "POST", path, body)["id"]
-
-    def state(self, flow_run: str) -> dict[str, Any]:
-        return call(self.api, "GET", f"/flow_runs/{flow_run}")["state"]
-
-    def states(self, flow_run: str) -> list[dict[str, Any]]:
-        return call(self.api, "GET", f"/flow_run_states/?flow_run_id={flow_run}")
-
-    def flow_runs(self, flow: str) -> list[dict[str, Any]]:
-        body = {"flows": {"name": {"any_": [flow]}}}
-        return call(self.api, "POST", "/flow_runs/filter", body)
-
-    def wait(self, flow_run: str, seen: Callable[[dict[str, Any]], bool], timeout: float) -> dict:
-        deadline = time.monotonic() + timeout
-        while not seen(state := self.state(flow_run)):
-            assert time.monotonic() < deadline, f"waited {timeout} s in vain: {state}"
-            time.sleep(0.2)
-        return state
-
-    def ends(self, flow_run: str, timeout: float = 180) -> dict[str, Any]:
-        return self.wait(flow_run, lambda state: state["type"] in FINAL, timeout)
-
-    def show(self, run: str) -> dict[str, Any]:
-        code = "from flows.cli import main; main()"
-        return json.loads(self.python("-c", code, "show", run, "--json"))
-
-    def process_of(self, flow_run: str) -> psutil.Process | None:
-        for process in psutil.process_iter(["cmdline", "environ"]):
-            variables = process.info["environ"] or {}
-            command = " ".join(process.info["cmdline"] or [])
-            if variables.get("PREFECT__FLOW_RUN_ID") == flow_run and "prefect.engine" in command:
-                return process
-        return None
-
-
-@pytest.fixture(scope="module")
-def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
-    home = tmp_path_factory.mktemp("pools-home")
-    shared = product_home() / "cache"
-    shared.mkdir(parents=True, exist_ok=True)
-    (home / "cache").symlink_to(shared)
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT")}
-    for name in ("ROLLBOOK_STORE", "ROLLBOOK_ENDPOINT", "AWS_ENDPOINT_URL_S3"):
-        environment.pop(name, None)
-    environment["ROLLBOOK_HOME"] = str(home)
-    made = Pools(home, "", environment)
-    try:
-        made.run("infra.services", "up", "--profile", "pools")
-        api = json.loads((home / "services.json").read_text())["prefect_api_url"]
-        yield Pools(home, api, environment)
-    finally:
-        made.run("infra.services", "down")
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +81,7 @@ def calm(pools: Pools, told: list[dict[str, Any]], waiting: str) -> dict[str, An
     settings = [*SMALL, f"steps={STEPS}"]
     first = pools.start("advance", run="calm", recipe="addition", overrides=settings)
     deadline = time.monotonic() + 120
-    while not (lease := _lease(pools, "calm")):
+    while not (lease := pools.leases("calm").get("controller")):
         assert time.monotonic() < deadline, pools.state(first)
         time.sleep(0.2)
     second = pools.start("advance", run="calm", recipe="addition", overrides=settings)
@@ -190,16 +96,6 @@ def calm(pools: Pools, told: list[dict[str, Any]], waiting: str) -> dict[str, An
         "second": gave_way,
         "second_s": time.monotonic() - began,
     }
-
-
-def _lease(pools: Pools, run: str) -> dict[str, Any] | None:
-    code = (
-        "import json; from flows.stores import resolve_store; from storage.leases import peek; "
-        "from storage.opening import open_store; "
-        f"found = peek(open_store(resolve_store(), writing=False), {run!r}, 'controller'); "
-        "print(found.model_dump_json() if found else 'null')"
-    )
-    return json.loads(pools.python("-c", code))
 
 
 def test_everything_that_prefect_yaml_names_is_deployed_with_a_flat_form(pools: Pools) -> None:

@@ -1,0 +1,100 @@
+"""Engines as services and as flow runs of their own, on real work pools: the same bits."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.e2e.pool_stack import SMALL, Pools
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.s3]
+STEPS = 5
+
+
+@pytest.fixture(scope="module")
+def local(pools: Pools) -> dict[str, Any]:
+    """What the same run does with its engines beside it."""
+    flow_run = pools.start("advance", run="beside", recipe="addition", steps=STEPS, overrides=SMALL)
+    ended = pools.ends(flow_run)
+    assert ended["type"] == "COMPLETED", ended
+    return pools.show("beside")
+
+
+def at_step(pools: Pools, run: str, step: int, flow_run: str) -> None:
+    """Waits for a commit."""
+    deadline = time.monotonic() + 240
+    file = pools.home / "logs" / run / f"flow-run-{flow_run}.log"
+    while not file.is_file() or f"step {step}/" not in file.read_text():
+        assert time.monotonic() < deadline, pools.state(flow_run)
+        assert pools.state(flow_run)["type"] not in ("FAILED", "CANCELLED"), pools.state(flow_run)
+        time.sleep(0.2)
+
+
+def engine_of(lease: dict[str, Any]) -> psutil.Process:
+    """The engine's process of a service: the flow's child that serves."""
+    for child in psutil.Process(lease["pid"]).children(recursive=True):
+        if "tasks.service" in child.cmdline():
+            return child
+    raise AssertionError(f"process {lease['pid']} has no engine")
+
+
+def services(pools: Pools, run: str, stage: str) -> list[dict[str, Any]]:
+    found = pools.leases(run)
+    return [lease for role, lease in found.items() if role.startswith(f"{stage}-service-")]
+
+
+def cancelled(pools: Pools, leases: list[dict[str, Any]]) -> None:
+    for lease in leases:
+        pools.cancel(lease["holder"]["flow_run_id"])
+
+
+def test_services_that_die_or_hang_cost_nothing_but_time(
+    pools: Pools, local: dict[str, Any], wait_for: Callable[[Callable[[], bool], float], None]
+) -> None:
+    placement = ["rollout=service", "train=service", "rollout_services=2", "stall_s=15"]
+    overrides = [*SMALL, *(f"placement.{each}" for each in placement)]
+    flow_run = pools.start(
+        "advance", run="served", recipe="addition", steps=STEPS, overrides=overrides
+    )
+    wait_for(lambda: len(services(pools, "served", "rollout")) == 2, 120)
+    first, second = services(pools, "served", "rollout")
+    [trainer] = services(pools, "served", "train")
+    killed, hung = engine_of(trainer), engine_of(second)
+    at_step(pools, "served", 1, flow_run)
+    os.kill(first["pid"], signal.SIGKILL)
+    os.kill(killed.pid, signal.SIGKILL)
+    os.kill(hung.pid, signal.SIGSTOP)
+    ended = pools.ends(flow_run, timeout=300)
+    assert ended["type"] == "COMPLETED", ended
+    shown = pools.show("served")
+    assert [step["step"] for step in shown["steps"]] == list(range(STEPS + 1))
+    assert shown["policy_digest"] == local["policy_digest"]
+    # By its service, which started another one: the only sampler that was left.
+    assert not hung.is_running()
+    left = [*services(pools, "served", "rollout"), *services(pools, "served", "train")]
+    engines = [engine_of(lease) for lease in left]
+    cancelled(pools, left)
+    wait_for(lambda: not any(engine.is_running() for engine in engines), 60)
+    wait_for(lambda: not services(pools, "served", "rollout"), 30)
+
+
+def test_a_stage_in_a_flow_run_of_its_own_makes_the_same_bits(
+    pools: Pools, local: dict[str, Any]
+) -> None:
+    overrides = [*SMALL, "placement.train=per-step", "placement.reward=per-step"]
+    flow_run = pools.start("advance", run="apart", recipe="addition", steps=1, overrides=overrides)
+    ended = pools.ends(flow_run, timeout=300)
+    assert ended["type"] == "COMPLETED", ended
+    ours, theirs = pools.show("apart")["steps"], local["steps"]
+    assert [each["policy_digest"] for each in ours] == [
+        each["policy_digest"] for each in theirs[:2]
+    ]
+    children = [each for each in pools.flow_runs("train-stage") if "of apart" in each["name"]]
+    assert sorted(each["name"] for each in children) == [
+        "train of apart 00000000, attempt 1",
+        "train of apart 00000001, attempt 1",
+    ]
