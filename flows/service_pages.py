@@ -1,6 +1,7 @@
 """What the status of a service says, as markdown. No Prefect here."""
 
 from flows.progress import number
+from flows.report_pages import cell
 from tasks.service_contract import Health
 
 
@@ -28,11 +29,6 @@ def status_markdown(health: Health, *, run: str, run_url: str | None, address: s
         f"# Service of {run}: {health.status}\n\n{cell(health.message)}\n\n"
         f"| | |\n|---|---|\n{facts}\n{_error(health)}{_environment(health)}"
     )
-
-
-def cell(text: str) -> str:
-    """Returns `text` as it can stand in a table: one line, no column of its own, no HTML."""
-    return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
 
 
 def _served(health: Health) -> str:

@@ -115,7 +115,7 @@ def _commit(
         session.stages.checkpoint,
     )
     move_head(session, result)
-    session.reports.step(result.commit, flow_run_id=flow_run.get_id())
+    session.reports.step(result.commit, digest=result.digest, flow_run_id=flow_run.get_id())
 
 
 def _say_environment(session: Session, record: StageRecord) -> None:
