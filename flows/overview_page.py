@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from flows.progress import number
 from flows.report_pages import LAPS, cell
+from storage.leases import LeaseState
 from storage.records import EvalRecord, StepCommit
 
 LAST_STEPS = 20
@@ -43,10 +44,8 @@ class Overview:
     """Why nothing more comes, once nothing does."""
     done: deque[Done] = field(default_factory=lambda: deque[Done](maxlen=LAST_STEPS))
     evaluations: list[EvalRecord] = field(default_factory=list[EvalRecord])
-    services: dict[str, tuple[str, str | None]] = field(
-        default_factory=dict[str, tuple[str, str | None]]
-    )
-    """Address and flow run of the service of each stage that one serves."""
+    services: Sequence[LeaseState] = ()
+    """The living services of the run, as their leases describe them."""
     _before: float | None = None
 
     def add_step(
@@ -184,11 +183,21 @@ def _steps(overview: Overview, link: Link) -> str:
 
 
 def _services(overview: Overview, link: Link) -> str:
-    rows = "\n".join(
-        f"| {_linked(stage, link(flow_run_id))} | `{address}` |"
-        for stage, (address, flow_run_id) in overview.services.items()
-    )
-    return f"## Services\n\n| stage | address |\n|---|---|\n{rows}" if rows else ""
+    rows = "\n".join(_service(state, link) for state in overview.services)
+    head = "| service | address | policy version | calls |\n|---|---|---|---|\n"
+    return f"## Services\n\n{head}{rows}" if rows else ""
+
+
+def _service(state: LeaseState, link: Link) -> str:
+    holder = state.holder
+    flow_run_id = holder.get("flow_run_id")
+    name = _linked(state.role, link(str(flow_run_id) if flow_run_id else None))
+    version, calls = (_known(holder.get(key)) for key in ("policy_version", "num_calls"))
+    return f"| {name} | `{holder.get('address')}` | {version} | {calls} |"
+
+
+def _known(value: object) -> str:
+    return "-" if value is None else str(value)
 
 
 def _linked(text: str, url: str | None) -> str:

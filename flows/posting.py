@@ -5,7 +5,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Self
 from uuid import UUID
@@ -49,8 +49,9 @@ class LiveArtifact:
         early = self._shown is not None and time.monotonic() - self._shown < self.every_s
         if self._next is None or (early and not now):
             return
-        content, self._next = self._next(), None
+        make, self._next = self._next, None
         self._shown = time.monotonic()
+        content = make()
         if self._id is None:
             made = ArtifactCreate(
                 key=self.key,
@@ -99,6 +100,11 @@ class Poster:
         """Queues a job and returns at once."""
         self._queue.put(job)
 
+    def tag(self, flow_run_id: str | None, *tags: str) -> None:
+        """Adds tags to a flow run, which somebody else may have started without them."""
+        if flow_run_id is not None:
+            self.put(lambda client: _tag(client, UUID(flow_run_id), tags))
+
     def _work(self) -> None:
         with get_client(sync_client=True) as client:
             while True:
@@ -118,3 +124,9 @@ class Poster:
         except Exception:
             # A report is no part of the ledger: whatever breaks it must not break the run.
             log.warning("A report of %s was not made", self.about, exc_info=True)
+
+
+def _tag(client: SyncPrefectClient, flow_run_id: UUID, tags: Iterable[str]) -> None:
+    found = set(client.read_flow_run(flow_run_id).tags)
+    if not found.issuperset(tags):
+        client.update_flow_run(flow_run_id, tags=sorted(found.union(tags)))

@@ -12,6 +12,7 @@ from flows.posting import LiveArtifact, Poster, artifact_key
 from flows.prefect_server import run_url
 from flows.report_pages import Curve, curve_image, sample_rows, step_markdown, table_rows
 from flows.stores import store_options
+from storage.lease_watch import LeaseWatch
 from storage.ledger import commits, read_evals
 from storage.object_store import ObjectStore
 from storage.records import EvalRecord, RunRecord, StepCommit
@@ -50,10 +51,12 @@ class Reports:
         steps = f"Steps {self.first} to {self.last}"
         self._overview_page = self._live("overview", "markdown", f"Run {run}", every_s=2.0)
         self._progress = self._live("progress", "progress", steps, every_s=0.5)
+        self._leases = LeaseWatch(self.store, run, "")
         self._poster = Poster(f"run {run}", self._flush)
 
     def __enter__(self) -> Self:
         self._poster.__enter__()
+        self._poster.tag(self.run_flow_id, f"run:{self.run.run}")
         self._poster.put(self._recall)
         return self
 
@@ -71,15 +74,6 @@ class Reports:
     def evaluated(self, record: EvalRecord, *, flow_run_id: str | None) -> None:
         """Queues an evaluation: its point on the curve, shown at its flow run."""
         self._poster.put(lambda client: self._report_evaluation(client, record, flow_run_id))
-
-    def served(self, stage: str, *, address: str, flow_run_id: str | None) -> None:
-        """Shows in the overview which service a stage is called at, with a link to its flow run."""
-
-        def show(_: SyncPrefectClient) -> None:
-            self._overview.services[stage] = (address, flow_run_id)
-            self._overview_page.show(self._page)
-
-        self._poster.put(show)
 
     def _recall(self, client: SyncPrefectClient) -> None:
         """Takes what the run did before this controller into curve and overview."""
@@ -133,6 +127,9 @@ class Reports:
         self._overview_page.show(self._page)
 
     def _page(self) -> str:
+        self._overview.services = [
+            state for state in self._leases.living() if "-service-" in state.role
+        ]
         return overview_markdown(self._overview, image=self._image, now=utc_now(), link=run_url)
 
     def _flush(self, client: SyncPrefectClient) -> None:

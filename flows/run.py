@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from prefect import flow
+from prefect import flow, tags
 from prefect.runtime import flow_run
 
 from flows.config import RunConfig
@@ -256,7 +256,8 @@ def _advance_session(session: Session, until: int, *, last: int | None, lease: L
     if session.head is None:
         stop_if_lost(lease)
         if session.run.parent is None:
-            genesis(run)
+            with tags(f"run:{run}", "step:0"):
+                genesis(run)
         else:
             session.head = fork_commit(session.store, run)
     _evaluate_if_due(session, last)
@@ -273,7 +274,8 @@ def _advance_session(session: Session, until: int, *, last: int | None, lease: L
 def _step(session: Session) -> None:
     run, number = session.run.run, session.last_commit.step + 1
     try:
-        step(run, number)
+        with tags(f"run:{run}", f"step:{number}"):
+            step(run, number)
     except Permanent:
         session.watcher.say(
             f"step {number} failed in a way that trying again repeats. Every commit is kept. When "
@@ -319,7 +321,8 @@ def _evaluate_if_due(session: Session, last: int | None) -> None:
     if not due or not evaluation_missing(session.store, session.run.run, session.config, version):
         return
     try:
-        evaluate(session.run.run, version)
+        with tags(f"run:{session.run.run}", f"version:{version}"):
+            evaluate(session.run.run, version)
     except Permanent as error:
         # Nothing is trained on it: steps that are still to come need not die of it.
         if at == last:
