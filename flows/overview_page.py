@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from flows.progress import number
-from flows.report_pages import LAPS, cell
+from flows.report_pages import LAPS, facts_table
 from storage.leases import LeaseState
 from storage.records import EvalRecord, StepCommit
 
@@ -116,8 +116,8 @@ def _facts(overview: Overview, now: datetime) -> str:
             ("head", f"step {commit.step}, commit `{newest.digest[:16]}`"),
             ("reward", f"{reward} in step {commit.step}"),
         ]
-    rows += [(f"held out, {suite}", text) for suite, text in _held_out(overview).items()]
-    return "| | |\n|---|---|\n" + "\n".join(f"| {name} | {cell(text)} |" for name, text in rows)
+    rows += [(f"accuracy ({suite})", text) for suite, text in _held_out(overview).items()]
+    return facts_table(rows)
 
 
 def _state(overview: Overview, now: datetime) -> str:

@@ -3,7 +3,7 @@
 import base64
 import html
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -109,6 +109,13 @@ def _sample_markdown(row: Row) -> str:
 def _fenced(text: str) -> str:
     fence = "````" if "```" in text else "```"
     return f"{fence}text\n{text}\n{fence}"
+
+
+def facts_table(rows: Sequence[tuple[str, str]]) -> str:
+    """Returns names with their values as a table; the first is its head, for an empty one shows."""
+    (name, value), *rest = rows
+    lines = "".join(f"| {name} | {value} |\n" for name, value in rest)
+    return f"| {name} | {value} |\n|---|---|\n{lines}"
 
 
 def cell(text: str) -> str:

@@ -138,8 +138,12 @@ class Reports:
 
     def _end(self, client: SyncPrefectClient, kind: type[BaseException] | None) -> None:
         """Shows how things stand when this controller lets go of the run."""
-        why = f"stopped: {kind.__name__}; the flow run's state says more" if kind else "ended"
-        self._overview.ended = why
+        done = self._overview.done
+        if kind is not None:
+            self._overview.ended = f"stopped: {kind.__name__}; the flow run's state says more"
+        else:
+            whole = bool(done) and done[-1].commit.step >= self.last
+            self._overview.ended = f"done: step {self.last} is committed" if whole else "ended"
         if self.curve.steps:
             self._image = curve_image(self.curve, self.run.run)
         self._overview_page.show(self._page)

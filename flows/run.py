@@ -1,5 +1,6 @@
 """Advances a run from its last commit, whoever asks: CLI, notebook, script or deployment."""
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ from flows.launch import launch, refuse_existing
 from flows.opening import held, open_session, state_saved
 from flows.phases import Phase, Wishes, phases
 from flows.prefect_server import controller_settings, prefect_server, run_url
-from flows.progress import Watcher, watching
+from flows.progress import Each, Lines, Watcher, watching
 from flows.session import Session
 from flows.show import RunSummary, known_evals, summarise
 from flows.signing import find_signer, signing_note
@@ -29,6 +30,8 @@ from storage.opening import open_store
 from storage.store_config import StoreConfig
 from tasks.errors import Permanent
 from tasks.workspace import open_workspace
+
+log = logging.getLogger(__name__)
 
 
 def train_run(
@@ -212,10 +215,11 @@ def advance(  # noqa: PLR0913 - each is a field of the form that a deployment sh
     last = until if until is not None else RunConfig.model_validate(record.config).steps
     first = (newest[0].step if newest else first_step(record)) + 1
     with (
-        watching(run, first=first, last=last) as watcher,
+        watching(run, first=first, last=last) as shown,
         controller_settings(),
         held(opened, run) as lease,
     ):
+        watcher = Each(shown, Lines(log.info, last=last))
         # Planned under the lease: nobody else makes plans or commits meanwhile.
         planned = phases(opened, record, wishes, last=last)
         advance_phases(opened, store_config, run, planned, watcher=watcher, lease=lease)

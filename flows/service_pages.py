@@ -1,7 +1,7 @@
 """What the status of a service says, as markdown. No Prefect here."""
 
 from flows.progress import number
-from flows.report_pages import cell
+from flows.report_pages import cell, facts_table
 from tasks.service_contract import Health
 
 
@@ -21,13 +21,12 @@ def status_markdown(health: Health, *, run: str, run_url: str | None, address: s
         ("tokens a second", number(health.tokens_per_s, 0)),
         ("calls done", str(health.num_calls)),
         ("calls waiting", str(health.queue)),
-        ("the call in hand takes since", _seconds(health.busy_s)),
+        ("call in hand", _seconds(health.busy_s)),
         ("progress", f"{health.progress} (grows while the engine works)"),
     ]
-    facts = "\n".join(f"| {name} | {value} |" for name, value in rows)
     return (
         f"# Service of {run}: {health.status}\n\n{cell(health.message)}\n\n"
-        f"| | |\n|---|---|\n{facts}\n{_error(health)}{_environment(health)}"
+        f"{facts_table(rows)}{_error(health)}{_environment(health)}"
     )
 
 
@@ -39,7 +38,7 @@ def _served(health: Health) -> str:
 
 
 def _seconds(busy_s: float | None) -> str:
-    return "none: it waits for work" if busy_s is None else f"{busy_s:.1f} s"
+    return "none" if busy_s is None else f"for {busy_s:.1f} s"
 
 
 def _error(health: Health) -> str:
