@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from tokenizers import Tokenizer
 
 from flows.progress import number
@@ -189,6 +190,7 @@ def curve_image(curve: Curve, title: str) -> str:
         versions, accuracies = zip(*sorted(points.items()), strict=True)
         axes.plot(versions, accuracies, marker="o", markersize=4, label=f"accuracy ({suite})")
     axes.set(xlabel="step", title=title)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(loc="best", frameon=False)
     image = io.BytesIO()
