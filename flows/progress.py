@@ -135,6 +135,38 @@ class Lines:
         self.say(evaluation_line(record))
 
 
+class Each:
+    """Tells several watchers: a terminal, and the log that the UI shows."""
+
+    def __init__(self, *watchers: Watcher) -> None:
+        self._watchers = watchers
+
+    def say(self, text: str) -> None:
+        """See `Watcher`."""
+        for watcher in self._watchers:
+            watcher.say(text)
+
+    def begin(self, what: str) -> None:
+        """See `Watcher`."""
+        for watcher in self._watchers:
+            watcher.begin(what)
+
+    def stage(self, step: int, stage: str) -> None:
+        """See `Watcher`."""
+        for watcher in self._watchers:
+            watcher.stage(step, stage)
+
+    def committed(self, commit: StepCommit, *, seconds: float) -> None:
+        """See `Watcher`."""
+        for watcher in self._watchers:
+            watcher.committed(commit, seconds=seconds)
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """See `Watcher`."""
+        for watcher in self._watchers:
+            watcher.evaluated(record)
+
+
 def evaluation_line(record: EvalRecord) -> str:
     """Returns one line that says how good a policy version is."""
     interval = f"95% interval {number(record.low)} to {number(record.high)}"

@@ -3,18 +3,20 @@
 import base64
 import html
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from tokenizers import Tokenizer
 
 from flows.progress import number
 from storage.experience import read_shard
 from storage.inputs import open_input
+from storage.layout import commit_key
 from storage.ledger import read_record
 from storage.object_store import ObjectStore
 from storage.records import EvalRecord, RunRecord, StepCommit
@@ -60,8 +62,11 @@ class Curve:
             points[record.policy_version] = record.accuracy
 
 
-def step_markdown(commit: StepCommit, rows: list[Row]) -> str:
-    """Returns a step's report: what came out, where the time went, what was sampled."""
+def step_markdown(commit: StepCommit, rows: list[Row], *, run_url: str | None = None) -> str:
+    """Returns a step's report: what came out, where the time went, what was sampled, where it lies.
+
+    `run_url` is where the UI shows the flow run that the step is a part of.
+    """
     metrics = commit.metrics
     figures = "\n".join(
         f"| {label} | {value:.4g} |"
@@ -75,12 +80,23 @@ def step_markdown(commit: StepCommit, rows: list[Row]) -> str:
     )
     samples = "\n\n".join(_sample_markdown(row) for row in rows)
     return (
-        f"# Step {commit.step} of {commit.run}\n\n"
+        f"# Step {commit.step} of {f'[{commit.run}]({run_url})' if run_url else commit.run}\n\n"
         f"Policy version **{commit.policy_version}**, digest `{commit.policy_digest[:16]}`. "
         f"Follows commit `{commit.previous[:16]}`.\n\n"
         f"| metric | value |\n|---|---|\n{figures}\n\n"
-        f"| stage | seconds |\n|---|---|\n{laps}\n\n## Samples\n\n{samples}\n"
+        f"| stage | seconds |\n|---|---|\n{laps}\n\n## Samples\n\n{samples}\n\n{_keys(commit)}"
     )
+
+
+def _keys(commit: StepCommit) -> str:
+    """Returns where the store keeps what this step did."""
+    objects = [
+        ("commit", commit_key(commit.run, commit.step)),
+        ("plan", commit.plan.key),
+        *((ref.stage, ref.key) for ref in commit.records),
+    ]
+    rows = "\n".join(f"| {name} | `{key}` |" for name, key in objects)
+    return f"## In the store\n\n| what | key |\n|---|---|\n{rows}\n"
 
 
 def _sample_markdown(row: Row) -> str:
@@ -94,6 +110,18 @@ def _sample_markdown(row: Row) -> str:
 def _fenced(text: str) -> str:
     fence = "````" if "```" in text else "```"
     return f"{fence}text\n{text}\n{fence}"
+
+
+def facts_table(rows: Sequence[tuple[str, str]]) -> str:
+    """Returns names with their values as a table; the first is its head, for an empty one shows."""
+    (name, value), *rest = rows
+    lines = "".join(f"| {name} | {value} |\n" for name, value in rest)
+    return f"| {name} | {value} |\n|---|---|\n{lines}"
+
+
+def cell(text: str) -> str:
+    """Returns `text` as it can stand in a table: one line, no column of its own, no HTML."""
+    return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
 
 
 def table_rows(rows: list[Row]) -> list[Row]:
@@ -162,6 +190,7 @@ def curve_image(curve: Curve, title: str) -> str:
         versions, accuracies = zip(*sorted(points.items()), strict=True)
         axes.plot(versions, accuracies, marker="o", markersize=4, label=f"accuracy ({suite})")
     axes.set(xlabel="step", title=title)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(loc="best", frameon=False)
     image = io.BytesIO()

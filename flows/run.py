@@ -1,9 +1,10 @@
 """Advances a run from its last commit, whoever asks: CLI, notebook, script or deployment."""
 
+import logging
 import time
 from collections.abc import Sequence
 
-from prefect import flow
+from prefect import flow, tags
 from prefect.runtime import flow_run
 
 from flows.config import RunConfig
@@ -14,7 +15,7 @@ from flows.launch import launch, refuse_existing
 from flows.opening import held, open_session, state_saved
 from flows.phases import Phase, Wishes, phases
 from flows.prefect_server import controller_settings, prefect_server, run_url
-from flows.progress import Watcher, watching
+from flows.progress import Each, Lines, Watcher, watching
 from flows.session import Session
 from flows.show import RunSummary, known_evals, summarise
 from flows.signing import find_signer, signing_note
@@ -29,6 +30,8 @@ from storage.opening import open_store
 from storage.store_config import StoreConfig
 from tasks.errors import Permanent
 from tasks.workspace import open_workspace
+
+log = logging.getLogger(__name__)
 
 
 def train_run(
@@ -212,10 +215,11 @@ def advance(  # noqa: PLR0913 - each is a field of the form that a deployment sh
     last = until if until is not None else RunConfig.model_validate(record.config).steps
     first = (newest[0].step if newest else first_step(record)) + 1
     with (
-        watching(run, first=first, last=last) as watcher,
+        watching(run, first=first, last=last) as shown,
         controller_settings(),
         held(opened, run) as lease,
     ):
+        watcher = Each(shown, Lines(log.info, last=last))
         # Planned under the lease: nobody else makes plans or commits meanwhile.
         planned = phases(opened, record, wishes, last=last)
         advance_phases(opened, store_config, run, planned, watcher=watcher, lease=lease)
@@ -256,7 +260,8 @@ def _advance_session(session: Session, until: int, *, last: int | None, lease: L
     if session.head is None:
         stop_if_lost(lease)
         if session.run.parent is None:
-            genesis(run)
+            with tags(f"run:{run}", "step:0"):
+                genesis(run)
         else:
             session.head = fork_commit(session.store, run)
     _evaluate_if_due(session, last)
@@ -273,7 +278,8 @@ def _advance_session(session: Session, until: int, *, last: int | None, lease: L
 def _step(session: Session) -> None:
     run, number = session.run.run, session.last_commit.step + 1
     try:
-        step(run, number)
+        with tags(f"run:{run}", f"step:{number}"):
+            step(run, number)
     except Permanent:
         session.watcher.say(
             f"step {number} failed in a way that trying again repeats. Every commit is kept. When "
@@ -319,7 +325,8 @@ def _evaluate_if_due(session: Session, last: int | None) -> None:
     if not due or not evaluation_missing(session.store, session.run.run, session.config, version):
         return
     try:
-        evaluate(session.run.run, version)
+        with tags(f"run:{session.run.run}", f"version:{version}"):
+            evaluate(session.run.run, version)
     except Permanent as error:
         # Nothing is trained on it: steps that are still to come need not die of it.
         if at == last:

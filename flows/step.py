@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from prefect import flow
+from prefect.context import TagsContext
 from prefect.futures import PrefectFuture, as_completed
 from prefect.runtime import flow_run
 
@@ -67,9 +68,14 @@ def step(run: str, step: int) -> None:
         Permanent: a stage cannot succeed; nothing was committed.
         Transient: a stage failed more often than its task retries.
     """
-    session = session_of(run)
-    scope = StepScope(run=run, step=step)
-    laps = Laps()
+    # Prefect asks its server about limits for each task run that has tags; these say nothing that
+    # the step's do not.
+    with TagsContext(current_tags=set()):
+        _make(session_of(run), StepScope(run=run, step=step))
+
+
+def _make(session: Session, scope: StepScope) -> None:
+    step, laps = scope.step, Laps()
     session.watcher.stage(step, "plan")
     plan, plan_ref = plan_step(session, scope)
     assert plan.prompts is not None, "only genesis has no prompts"
@@ -115,7 +121,7 @@ def _commit(
         session.stages.checkpoint,
     )
     move_head(session, result)
-    session.reports.step(result.commit, flow_run_id=flow_run.get_id())
+    session.reports.step(result.commit, digest=result.digest, flow_run_id=flow_run.get_id())
 
 
 def _say_environment(session: Session, record: StageRecord) -> None:

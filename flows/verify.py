@@ -5,7 +5,7 @@ from pathlib import Path
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 
-from flows.reports import artifact_key
+from flows.posting import artifact_key
 from flows.stores import resolve_store
 from flows.verification import VerifyOptions, parse_steps, verify_run
 from flows.verify_page import report_markdown

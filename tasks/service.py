@@ -40,6 +40,7 @@ from tasks.service_contract import (
     RunCall,
     ServiceSpec,
 )
+from tasks.service_metrics import MEDIA_TYPE, ServiceMetrics
 from tasks.workspace import Workspace, open_workspace
 
 logger = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ class Served:
         self._busy_since: float | None = None
         self._tokens_per_s: float | None = None
         self._health = Health(status="starting", message="starting")
+        self.metrics = ServiceMetrics(self.health)
 
     def start(self) -> None:
         """Begins to start the engine and returns at once; `health` tells how it goes."""
@@ -160,7 +162,7 @@ class Served:
             if running is None:
                 if self._health.status != "ready":
                     raise Transient(f"The service takes no calls: {self._health.message}")
-                running = self._thread.submit(self._run, request)
+                running = self._thread.submit(self.metrics.counted, self._run, request)
                 self._in_flight[digest] = running
                 running.add_done_callback(lambda _: self._forget(digest))
             return running
@@ -254,26 +256,40 @@ def _tokens_per_s(result: Record) -> float | None:
 
 
 def make_app(served: Served, token: str) -> FastAPI:
-    """Returns the HTTP face of `served`: `GET /health` and `POST /run`, both behind `token`."""
+    """Returns the HTTP face of `served`: `/health`, `/metrics` and `/run`, all behind `token`.
+
+    Prometheus sends a bearer token too (`authorization: {credentials_file: ...}`), and what a
+    service says of itself is nobody else's business: a run's speed, a model's version.
+    """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
     def check_token(authorization: Annotated[str, Header()] = "") -> None:
         if not hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
+            served.metrics.refused("token")
             raise HTTPException(401, "Wrong or missing bearer token.")
 
     @app.get("/health", dependencies=[Depends(check_token)])
     def health() -> Health:
         return served.health()
 
+    @app.get("/metrics", dependencies=[Depends(check_token)], response_model=None)
+    def metrics() -> Response:
+        return Response(served.metrics.exposition(), media_type=MEDIA_TYPE)
+
     @app.post("/run", dependencies=[Depends(check_token)], response_model=None)
     async def run(request: Request) -> Response:
         try:
             call = RunCall.from_bytes(await _body(request))
         except ValueError as error:
+            served.metrics.refused("malformed")
             raise HTTPException(422, f"The request does not parse: {error}") from error
+        except HTTPException:
+            served.metrics.refused("too large")
+            raise
         try:
             running = served.submit(await asyncio.to_thread(served.parse, call))
         except (Transient, Permanent) as error:
+            served.metrics.refused("not now" if isinstance(error, Transient) else "not admitted")
             return JSONResponse(ErrorBody.of(error).model_dump(), status_code=STAGE_FAILED)
         return StreamingResponse(_answered(running, served), media_type="application/json")
 

@@ -20,6 +20,7 @@ ALLOWED = {
     "vllm": ["tasks/rollout/vllm_engine.py"],
     "torch": ["tasks/train/*", "tasks/rollout/vllm_engine.py"],
     "deepspeed": ["tasks/train/*"],
+    "prometheus_client": ["tasks/service_metrics.py"],
     "transformers": ["tasks/train/*", "tasks/prompts/tokens.py", "tasks/reward/decoding.py"],
 }
 STAGES = ("prompts", "rollout", "reward", "train", "checkpoint")

@@ -103,7 +103,7 @@ class NoReports:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def step(self, commit: StepCommit, *, flow_run_id: str | None) -> None:
+    def step(self, commit: StepCommit, *, digest: str, flow_run_id: str | None) -> None:
         pass
 
 

@@ -1,5 +1,5 @@
+from flows.posting import artifact_key
 from flows.report_pages import Curve, curve_image, step_markdown, table_rows
-from flows.reports import artifact_key
 from storage.records import Cursor, ObjectRef, PolicyRef, StepCommit
 
 EMPTY = ObjectRef(key="", sha256="", num_bytes=0)
