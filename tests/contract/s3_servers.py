@@ -37,9 +37,9 @@ def moto_server() -> Iterator[str]:
 
 
 @contextmanager
-def seaweed_server(folder: Path) -> Iterator[str]:
+def seaweed_server(folder: Path, keys: S3Keys | None = None) -> Iterator[str]:
     """Runs a real S3 server in `folder`; yields its endpoint once it has a bucket."""
-    keys = S3Keys(ACCESS_KEY, SECRET_KEY)
+    keys = keys or S3Keys(ACCESS_KEY, SECRET_KEY)
     server = start_seaweedfs(folder / "objects", keys=keys, log=folder / "weed.log")
     with _ended_with_us(server.pid):
         wait_for_seaweedfs(server)

@@ -14,6 +14,11 @@ import pytest
 
 from infra.home import home as product_home
 from tests.e2e.pool_stack import Pools, pools_in
+from infra.seaweedfs import BUCKET, S3Keys
+from storage.store_config import StoreConfig
+from tests.contract.s3_servers import seaweed_server
+from tests.e2e.planted import ACCESS_KEY, SECRET, CommandLines
+from tests.e2e.watched import Browser, Watched, opened_browser
 
 ROLLBOOK = Path(sys.executable).with_name("rollbook")
 
@@ -113,6 +118,40 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
     """Local services with work pools; they end with the session."""
     with pools_in(tmp_path_factory.mktemp("pools-home")) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def watched(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """The run `watched` of three steps, in an S3 store whose secret key is a planted one."""
+    keys = S3Keys(ACCESS_KEY, SECRET)
+    services = json.loads((cli.home / "services.json").read_text())
+    commands = CommandLines()
+    with seaweed_server(tmp_path_factory.mktemp("planted-store"), keys) as endpoint:
+        signed = Cli(cli.home, f"s3://{BUCKET}/watched", cli.environment | keys.environment())
+        settings = ["evaluate.suites.held_out.max_prompts=64", "rollout.groups_per_shard=32"]
+        words = [f"--set={setting}" for setting in settings]
+        place = ("--store", signed.store, "--endpoint", endpoint)
+        with commands.watched():
+            done = signed("launch", "addition", "--run", "watched", "--steps", "3", *words, *place)
+        assert done.returncode == 0, done.stdout + done.stderr
+        yield Watched(
+            run="watched",
+            steps=3,
+            store=StoreConfig(uri=signed.store, endpoint=endpoint),
+            keys=keys,
+            home=cli.home,
+            api_url=services["prefect_api_url"],
+            ui_url=services["prefect_ui_url"],
+            commands=commands.seen,
+            printed=done.stdout + done.stderr,
+        )
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A real browser without a window. It holds an event loop, so it ends with the module."""
+    with opened_browser(screenshots=tmp_path_factory.mktemp("screenshots")) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")
