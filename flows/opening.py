@@ -75,6 +75,7 @@ def open_session(
             run_flow_id=flow_run.get_id(),
             first=newest[0].step + 1 if newest else first_step(record) + 1,
             last=phase.until,
+            store_config=store_config,
         )
         stack.enter_context(reports)
         session = Session(

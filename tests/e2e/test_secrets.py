@@ -14,6 +14,7 @@ import pytest
 from storage.backends.local import LocalStore
 from storage.object_store import ObjectStore
 from storage.opening import open_store
+from tests.e2e.block_pool import run_with_blocks
 from tests.e2e.planted import SECRET, CommandLines, holds, in_api, in_files, in_store
 from tests.e2e.watched import Browser, Watched
 
@@ -37,6 +38,16 @@ def test_no_object_of_the_store_holds_it(store: ObjectStore, watched: Watched):
     assert len(steps) == watched.steps + 1
     assert sum(key.endswith(".parquet") for key in objects) >= 3 * watched.steps
     assert found_in(objects.items()) == []
+
+
+def test_a_worker_takes_credentials_from_secret_blocks_and_nothing_shows_them(watched: Watched):
+    """First of those that look into Prefect, so that they see what this leaves."""
+    ended = run_with_blocks(watched)
+    assert ended["state"]["message"] == f"head is step {watched.steps}", ended["state"]
+    assert ended["state_type"] == "COMPLETED"
+    log = (watched.home / "logs" / "worker-with-block.log").read_bytes()
+    assert b"prefect.flow_runs" in log
+    assert not holds(log)
 
 
 def test_nothing_that_prefect_tells_holds_it(watched: Watched):
@@ -64,21 +75,30 @@ def test_no_command_line_and_no_printed_line_holds_it(watched: Watched):
 
 
 def test_no_page_of_the_ui_holds_it(watched: Watched, browser: Browser):
-    run = watched.flow_runs("run")[0]
-    step = watched.flow_runs("step")[-1]
-    pages = {
-        "/runs": run["name"],
-        f"/runs/flow-run/{run['id']}?tab=Parameters": "Parameters",
-        f"/runs/flow-run/{run['id']}?tab=Logs": "run watched in s3://",
-        f"/runs/flow-run/{step['id']}?tab=Artifacts": "Artifacts",
-        f"/artifacts/key/{watched.run}-report": f"Step {watched.steps} of {watched.run}",
-        "/blocks": "Blocks",
-    }
-    for path, text in pages.items():
-        shown = browser.open(watched.ui_url + path, text)
-        assert SECRET not in shown, path
-        assert SECRET not in browser.page.content(), path
+    run, step = watched.flow_runs("run")[0], watched.flow_runs("step")[-1]
+    overview, report = watched.artifacts("overview")[0], watched.artifacts("report")[-1]
+    ui, shown = watched.ui_url, {}
+
+    def look(name: str) -> None:
+        browser.read_answers()
+        shown[name] = browser.shown().encode()
+
+    browser.open(f"{ui}/runs", run["name"])
+    look("runs")
+    for each in (run, step):
+        browser.open(f"{ui}/runs/flow-run/{each['id']}", "Beginning")
+        look(f"logs of {each['name']}")
+        browser.tab("Parameters", '"run"')
+        look(f"parameters of {each['name']}")
+    browser.open(f"{ui}/artifacts/artifact/{overview['id']}", "What a step costs")
+    look("overview")
+    browser.open(f"{ui}/artifacts/artifact/{report['id']}", "Samples")
+    look("report")
+    browser.open(f"{ui}/blocks", "Blocks")
+    look("blocks")
+    assert watched.store.uri.encode() in shown[f"parameters of {run['name']}"]
     assert any("logs/filter" in key for key in browser.answers)
+    assert found_in(shown.items()) == []
     assert found_in(browser.answers.items()) == []
 
 
@@ -100,7 +120,7 @@ def test_a_secret_in_an_object_or_a_file_is_found(tmp_path: Path):
     (tmp_path / "innocent.json").write_text("{}")
     store = LocalStore(tmp_path)
     assert found_in(in_store(store).items()) == ["a.parquet", "run.json"]
-    assert found_in(in_files(tmp_path, but=[])) [-1:] == ["run.json"]
+    assert found_in(in_files(tmp_path, but=[]))[-1:] == ["run.json"]
 
 
 def test_a_secret_on_a_command_line_is_found():

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,22 +63,45 @@ class Browser:
     page: Any
     screenshots: Path
     answers: dict[str, bytes] = field(default_factory=dict)
+    """Bodies by what was asked for."""
+    _finished: list[Any] = field(default_factory=list)
 
-    def open(self, address: str, *texts: str) -> str:
-        """Opens a page, waits until it shows every one of `texts`, returns all text in it."""
+    def open(self, address: str, *texts: str) -> None:
+        """Opens a page and waits until it shows every one of `texts`."""
         self.page.goto(address)
-        self.wait(texts)
-        return self.page.inner_text("body")
+        self.wait(*texts)
 
-    def wait(self, texts: Sequence[str]) -> None:
+    def wait(self, *texts: str) -> None:
         for text in texts:
             self.page.get_by_text(text).first.wait_for(timeout=PATIENCE_MS)
+
+    def tab(self, name: str, *texts: str) -> None:
+        """Opens a tab of the page and waits until it shows every one of `texts`."""
+        self.page.get_by_text(name, exact=True).first.click()
+        self.wait(*texts)
+
+    def shown(self) -> str:
+        """All text of the page, and what else its document holds."""
+        return self.page.inner_text("body") + self.page.content()
 
     def keep(self, name: str) -> Path:
         """Takes a screenshot that a person can look at."""
         path = self.screenshots / f"{name}.png"
-        self.page.screenshot(path=path, full_page=True)
+        self.page.screenshot(path=path)
         return path
+
+    def remember(self, request: Any) -> None:
+        self._finished.append(request)
+
+    def read_answers(self) -> None:
+        """Reads the bodies; the browser drops them when the page goes elsewhere."""
+        for request in self._finished:
+            response = request.response()
+            kind = response.headers.get("content-type", "") if response else ""
+            if "json" in kind or "html" in kind:
+                key = f"{request.method} {request.url} {request.post_data or ''}"
+                self.answers[key] = response.body()
+        self._finished.clear()
 
 
 @contextmanager
@@ -97,18 +120,10 @@ def opened_browser(*, screenshots: Path) -> Iterator[Browser]:
     with sync_playwright() as playwright:
         # Chromium's own sandbox does not start as root, and it opens our server's pages only.
         started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        page = started.new_page(viewport={"width": 1440, "height": 1000})
+        page = started.new_page(viewport={"width": 1440, "height": 1400})
         browser = Browser(page, kept)
-        page.on("requestfinished", lambda request: _remember(browser, request))
+        page.on("requestfinished", browser.remember)
         try:
             yield browser
         finally:
             started.close()
-
-
-def _remember(browser: Browser, request: Any) -> None:
-    response = request.response()
-    kind = response.headers.get("content-type", "") if response else ""
-    if "json" in kind or "html" in kind:
-        key = f"{request.method} {request.url} {request.post_data or ''}"
-        browser.answers[key] = response.body()
