@@ -18,6 +18,8 @@ SCREENSHOTS = "ROLLBOOK_SCREENSHOTS"
 """Names the folder where screenshots are kept; by default they go with the test's own output."""
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 PATIENCE_MS = 30_000
+FADES_MS = 1000
+"""A page fades in; what waits for its texts finds them before a person sees them."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Browser:
     def keep(self, name: str) -> Path:
         """Takes a screenshot that a person can look at."""
         path = self.screenshots / f"{name}.png"
+        self.page.wait_for_timeout(FADES_MS)
         self.page.screenshot(path=path)
         return path
 
