@@ -13,11 +13,11 @@ import psutil
 import pytest
 
 from infra.home import home as product_home
-from tests.e2e.pool_stack import Pools, pools_in
 from infra.seaweedfs import BUCKET, S3Keys
 from storage.store_config import StoreConfig
 from tests.contract.s3_servers import seaweed_server
 from tests.e2e.planted import ACCESS_KEY, SECRET, CommandLines
+from tests.e2e.pool_stack import Pools, pools_in
 from tests.e2e.watched import Browser, Watched, opened_browser
 
 ROLLBOOK = Path(sys.executable).with_name("rollbook")
