@@ -9,6 +9,7 @@ import argparse
 import logging
 import os
 import signal
+import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from flows.own_output import keep_output
 from flows.placement import EngineStage, child_spec, engine_digest, service_role
 from flows.prefect_server import controller_settings, run_url
 from flows.progress import Lines
+from flows.service_report import StatusReport
 from flows.service_token import service_token
 from flows.stores import resolve_store
 from infra.home import home
@@ -47,7 +49,7 @@ log = logging.getLogger("flows.services")
 
 HOST_VARIABLE = "ROLLBOOK_SERVICE_HOST"
 ADVERTISE_VARIABLE = "ROLLBOOK_SERVICE_ADVERTISE"
-"""A pod that listens on 0.0.0.0 says here under which address others reach it."""
+"""Under which address others reach a service that listens on 0.0.0.0; default: its host's own."""
 DRAIN_S = 15.0
 """How long a call in flight may go on when the service is told to end: a spot notice is short."""
 _LOOK_EVERY_S = 2.0
@@ -139,8 +141,12 @@ def _serve(
             # Genesis imports the base model from this host.
             base_model(config, watcher=Lines(log.info, last=0))
         while True:
-            with service.engine(config) as child, service.announced(role, child, config) as lease:
-                changed = service.watch(child, config, lease)
+            with (
+                service.engine(config) as child,
+                service.announced(role, child, config) as lease,
+                service.report(child) as report,
+            ):
+                changed = service.watch(child, config, lease, report)
             if changed is None:
                 return
             log.info("the run's config changed what the %s engine is started with", stage)
@@ -211,7 +217,9 @@ class _Running:
         assert child.url is not None, "the engine listens"
         scheme, _, rest = child.url.partition("://")
         host, _, port = rest.rpartition(":")
-        told = self.wanted.advertise or os.environ.get(ADVERTISE_VARIABLE) or host
+        everywhere = self.wanted.host in ("0.0.0.0", "::")
+        ours = socket.gethostbyname(socket.gethostname()) if everywhere else host
+        told = self.wanted.advertise or os.environ.get(ADVERTISE_VARIABLE) or ours
         facts: dict[str, object] = {
             "address": f"{scheme}://{told}:{port}",
             "engine_digest": digest,
@@ -227,7 +235,19 @@ class _Running:
             }
         return facts
 
-    def watch(self, child: Child, config: RunConfig, lease: Lease) -> RunConfig | None:
+    def report(self, child: Child) -> StatusReport:
+        """Returns what shows the service's status at its flow run."""
+        return StatusReport(
+            self.store,
+            run=self.record.run,
+            stage=self.stage,
+            address=str(child.url),
+            flow_run_id=flow_run.get_id(),
+        )
+
+    def watch(
+        self, child: Child, config: RunConfig, lease: Lease, report: StatusReport
+    ) -> RunConfig | None:
         """Keeps the engine alive; returns the config to start another with, or None at the end."""
         digest = engine_digest(self.stage, self.record, config)
         stalls = Stalls(limit_s=config.placement.stall_s)
@@ -236,6 +256,8 @@ class _Running:
             time.sleep(_LOOK_EVERY_S)
             health = self._looked_after(child, stalls)
             lease.describe(self.holder(child, digest, health))
+            if health is not None:
+                report.show(health)
             if health is None or health.num_calls != calls or health.busy_s is not None:
                 idle_since, calls = time.monotonic(), health.num_calls if health else calls
             elif self.wanted.idle_s and time.monotonic() - idle_since > self.wanted.idle_s:

