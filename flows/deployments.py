@@ -47,6 +47,7 @@ from flows.run import advance_phases, evaluation_missing
 from flows.signing import find_signer
 from flows.stores import resolve_store, store_options
 from flows.verify import verify
+from flows.worker_check import check_worker
 from infra.home import home
 from storage.errors import AlreadyExists, LeaseHeld, NotFound
 from storage.leases import Lease, look, peek
@@ -230,6 +231,7 @@ def _advance(
     config = planned[-1].config
     if done >= anchor.until and not evaluation_missing(store, run, config, done):
         return Completed(message=f"Run {run!r} is at step {done}: nothing was left to do.")
+    check_worker(store, run, config)
     watcher = Lines(log.info, last=anchor.until)
     advance_phases(store, where, run, planned, watcher=watcher, lease=lease)
     reached = head(store, run)
