@@ -27,6 +27,7 @@ from flows.gc import GcReport, plan_gc, retention_rule, run_gc
 from flows.gc_report import lines, markdown_table
 from flows.launch import launch
 from flows.opening import held, open_session
+from flows.outages import through_outages
 from flows.overrides import near_names, with_overrides
 from flows.own_output import keep_output
 from flows.phases import Wishes, phases
@@ -139,7 +140,10 @@ def advance(  # noqa: PLR0913 - each is a field of the form
         record = _launched(opened, asked)
         try:
             with _lease(opened, asked, flow_run_id=flow_run_id) as lease:
-                return _advance(opened, where, record, asked, memory=memory, lease=lease)
+                return through_outages(
+                    lambda: _advance(opened, where, record, asked, memory=memory, lease=lease),
+                    head_step=lambda: _head_or_none(opened, run),
+                )
         except LeaseHeld as error:
             _leave_to_own_restart(opened, run, flow_run_id)
             return Cancelled(message=str(error))

@@ -1,0 +1,67 @@
+"""Goes on after a store, or whatever else was away for a while, is back."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from storage.errors import CommitUnknown, Unavailable
+from tasks.errors import Transient
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+OUTAGE_LIMIT_S = 1800.0
+"""How long the store may be away; after that the flow run fails, and a later one goes on."""
+MAX_IN_VAIN = 3
+"""Failures in a row without a commit between them, after which it is no outage."""
+_LOOK_EVERY_S = 2.0
+
+
+def through_outages(
+    advance: Callable[[], T],
+    *,
+    head_step: Callable[[], int],
+    sleep: Callable[[float], None] = time.sleep,
+) -> T:
+    """Returns what `advance` returns, called again where it failed for something that passes.
+
+    Args:
+        advance: goes on from the last commit; redoes only what has no record.
+        head_step: the newest committed step; its answer shows that the store is back.
+        sleep: waits.
+
+    Raises:
+        Transient, Unavailable, CommitUnknown: three times in a row without a commit, or the store
+            stays away.
+    """
+    reached, in_vain = head_step(), 0
+    while True:
+        try:
+            return advance()
+        except (Transient, Unavailable, CommitUnknown) as error:
+            cause = str(error).partition("\n")[0]
+            log.warning("interrupted, and goes on as soon as the store answers: %s", cause)
+            newest = _once_back(head_step, sleep)
+            in_vain = 0 if newest > reached else in_vain + 1
+            reached = newest
+            if in_vain == MAX_IN_VAIN:
+                raise
+            log.info("going on from step %d", newest)
+
+
+def _once_back(head_step: Callable[[], int], sleep: Callable[[float], None]) -> int:
+    """Waits until the store answers; returns the newest committed step.
+
+    Raises:
+        Unavailable: it stays away.
+    """
+    for left in reversed(range(int(OUTAGE_LIMIT_S / _LOOK_EVERY_S))):
+        try:
+            return head_step()
+        except (Unavailable, CommitUnknown):
+            if not left:
+                raise
+            sleep(_LOOK_EVERY_S)
+    raise AssertionError("unreachable")
