@@ -9,6 +9,7 @@ table for each part; the last line is JSON.
 import argparse
 import itertools
 import json
+import signal
 import statistics
 import sys
 import tempfile
@@ -204,6 +205,8 @@ def read_options() -> argparse.Namespace:
 
 def main() -> None:
     """Measures, prints tables and one JSON line."""
+    # SystemExit, so that what was started is brought down.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     options = read_options()
     parts = options.part or list(PARTS)
     figures: dict[str, Any] = {}

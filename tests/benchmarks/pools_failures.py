@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from infra.automations import POOLS
 from infra.daemons import recall
 from storage.leases import LeaseState
 from tests.benchmarks.pools_world import POLL_S, World, settings
@@ -55,7 +56,8 @@ class Signs:
     def files(self) -> list[Path]:
         """Returns the logs of the run and of the workers."""
         logs = self.victim.home / "logs"
-        return [*(logs / self.victim.run).glob("*.log"), *logs.glob("services/worker-*.log")]
+        workers = [logs / "services" / f"{pool}.log" for pool in POOLS]
+        return [*(logs / self.victim.run).glob("*.log"), *filter(Path.is_file, workers)]
 
     def look(self) -> None:
         """Notes the first sign, and when it came."""

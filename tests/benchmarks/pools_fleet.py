@@ -116,7 +116,8 @@ def run_shards(children: Sequence[Child], load: Load, *, dying: int) -> dict[str
     killer.join()
     by_pid = Counter(pid for pids in answers.values() for pid in pids)
     living = [child for child in children if child.pid not in victims]
-    called = {child.pid: child.health(within_s=10.0).num_calls for child in living}
+    called = sum(child.health(within_s=10.0).num_calls for child in living)
+    by_living = sum(by_pid[child.pid] for child in living if child.pid is not None)
     fleet.close()
     return {
         "services": len(children),
@@ -125,7 +126,7 @@ def run_shards(children: Sequence[Child], load: Load, *, dying: int) -> dict[str
         "answered_once": sum(len(pids) == 1 for pids in answers.values()),
         "lost": sum(not pids for pids in answers.values()),
         "calls_given_to_another": sum("lost a call" in line for line in said),
-        "done_twice_by_living": sum(called.values()) - sum(by_pid[pid] for pid in called),
+        "done_twice_by_living": called - by_living,
         "shards_by_service": sorted(by_pid.values(), reverse=True),
         "failures": failures,
     }
