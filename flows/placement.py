@@ -143,12 +143,13 @@ def check_environment(
 ) -> list[str]:
     """Returns how an engine's environment differs from that of the run's last steps, a line each.
 
-    Only what both name is compared: an engine knows its device first when it runs.
+    Code, Python and packages count, as far as both name them; another processor does not: nodes of
+    a pool differ, and records say what made them.
 
     Raises:
         Permanent: it differs, and `allow` is False.
     """
-    both = found.keys() & known.keys()
+    both = {name for name in found.keys() & known.keys() if _is_software(name)}
     differences = changes(
         {name: known[name] for name in both}, {name: found[name] for name in both}
     )
@@ -159,6 +160,10 @@ def check_environment(
             "placement.allow_other_environment=true: records say what made them."
         )
     return differences
+
+
+def _is_software(name: str) -> bool:
+    return name in ("python", "implementation", "code") or name.startswith("package:")
 
 
 def _fleet(stage: EngineStage, site: Site) -> Fleet:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from prefect import flow
 from prefect.runtime import flow_run
+from prefect.settings import PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW, temporary_settings
 
 from flows.changes import config_as_of, newest_plan
 from flows.config import RunConfig
@@ -336,7 +337,9 @@ def main() -> None:
     )
     signal.signal(signal.SIGTERM, _end)
     wanted = Wanted(listen_host(asked.host), asked.port, asked.idle_s, asked.advertise)
-    _serve(asked.stage, asked.run, asked.store, asked.endpoint, wanted)
+    # There is no flow run to send log lines to, and Prefect would warn of each.
+    with temporary_settings({PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW: "ignore"}):
+        _serve(asked.stage, asked.run, asked.store, asked.endpoint, wanted)
 
 
 def _end(number: int, _: object) -> None:

@@ -30,6 +30,8 @@ _STOP_LIMIT_S = 60.0
 """A trainer that is stopped stores its state first."""
 _DEPLOY_LIMIT_S = 300.0
 _FLOW_RUN = b"PREFECT__FLOW_RUN_ID="
+_LEADERS = (b"prefect.engine", b"prefect.runner", b"tasks.service")
+"""What leads a process group of a flow run: it, who runs it, and its engines."""
 
 Say = Callable[[str], None]
 
@@ -207,6 +209,7 @@ def _end_flow_runs() -> None:
     for pid in left:
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGTERM)
+            os.killpg(pid, signal.SIGCONT)  # A stopped one hears nothing else.
     deadline = time.monotonic() + _STOP_LIMIT_S
     while left and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -225,7 +228,7 @@ def _flow_run_pids() -> Iterator[int]:
             command = (process / "cmdline").read_bytes()
         except OSError:  # It has just ended, or is another user's.
             continue
-        starts = b"prefect.engine" in command or b"prefect.runner" in command
+        starts = any(name in command for name in _LEADERS)
         runs = any(variable.startswith(_FLOW_RUN) for variable in variables)
         pid = int(process.name)
         if starts and runs and ours in variables and _leads_its_group(pid):

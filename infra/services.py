@@ -161,7 +161,8 @@ def _up_prefect(say: Say) -> Daemon:
     wait_for_postgres(postgres, data)
     prefect = _alive("prefect")
     if prefect is None:
-        port = free_port(_PREFECT_PORT)
+        before = recall(_state("prefect"))
+        port = free_port(before.ports["http"] if before else _PREFECT_PORT)
         if port != _PREFECT_PORT:
             say(f"port {_PREFECT_PORT} is taken; Prefect listens on {port}")
         prefect = start_prefect(

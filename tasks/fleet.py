@@ -88,6 +88,8 @@ class Fleet:
         self._token = token
         self._say = say
         self._lock = threading.Lock()
+        self._freed = threading.Event()
+        """Set when a member is done with a call: whoever waits looks at once."""
         self._members: dict[str, _Member] = {}
         self._found_at = 0.0
         self._closed = False
@@ -150,6 +152,7 @@ class Fleet:
             with self._lock:
                 member.busy = False
                 gone = self._members.get(member.address.name) is not member
+            self._freed.set()
             if gone:
                 member.service.close()
 
@@ -170,7 +173,8 @@ class Fleet:
                 self._say(
                     f"waiting for a {self._spec.stage} service: {self._whom()} ({waited:.0f} s)"
                 )
-            time.sleep(_POLL_S)
+            self._freed.wait(_POLL_S)
+            self._freed.clear()
 
     def _whom(self) -> str:
         with self._lock:

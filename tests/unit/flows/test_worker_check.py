@@ -44,7 +44,7 @@ def knows(monkeypatch: pytest.MonkeyPatch, **changed: str) -> None:
 
 
 def test_the_same_environment_is_taken(store: ObjectStore, monkeypatch: pytest.MonkeyPatch):
-    knows(monkeypatch)
+    knows(monkeypatch, processor="another one of the pool")
     check_worker(store, "made", asked())
 
 
