@@ -105,9 +105,9 @@ class PlacementConfig(BaseModel):
     reward: Literal["local", "per-step"] = "local"
     """`per-step`: on the pool `reward-cpu`, a flow run per shard."""
     rollout_services: Annotated[int, Field(ge=0)] = 1
-    """How many are started through their deployment while none is alive; 0: others start them."""
+    """How many are kept alive through their deployment; more may join. 0: others start them."""
     train_services: Annotated[int, Field(ge=0, le=1)] = 1
-    """As `rollout_services`."""
+    """Likewise."""
     idle_s: Annotated[float, Field(gt=0)] = 900.0
     """A service that was started here ends after so many seconds without a call."""
     wait_s: Annotated[float, Field(gt=0)] = 600.0

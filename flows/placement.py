@@ -15,7 +15,7 @@ from flows.config import RunConfig
 from flows.per_step import PerStep
 from flows.service_token import service_token
 from flows.signing import KEY_VARIABLE
-from flows.start_services import starter
+from flows.start_services import starter, wanted_services
 from infra.home import engines_python, home
 from storage.environment import changes
 from storage.lease_watch import LeaseWatch
@@ -192,6 +192,7 @@ def _fleet(stage: EngineStage, site: Site) -> Fleet:
         find=find,
         check=check,
         start_more=starter(stage, site.record, placement, store=site.store_config, say=site.say),
+        wanted=wanted_services(stage, placement),
         everywhere=(LoadRequest,),
         wait_s=placement.wait_s,
         stall_s=placement.stall_s,

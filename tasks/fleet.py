@@ -54,7 +54,8 @@ class FleetSpec:
     check: Callable[[Health], None]
     """Raises `Permanent` if a service's environment must not take part."""
     start_more: Callable[[], None]
-    """Called now and then while nobody is there; may start services."""
+    """Called now and then while fewer than `wanted` are there; may start services."""
+    wanted: int = 1
     everywhere: tuple[type[Record], ...] = ()
     """Requests of these classes go to all services, and fail if all fail."""
     wait_s: float = 600.0
@@ -95,10 +96,8 @@ class Fleet:
         self._closed = False
 
     def prepare(self) -> None:
-        """Starts services if nobody is there, so that they are ready when the first call comes."""
+        """Has services started that are missing, so that they are ready when a call comes."""
         self._look()
-        if not self._members:
-            self._spec.start_more()
 
     def run(self, request: Record, result_type: type[R]) -> R:
         """Returns the stage's result; see `tasks.client.StageClient`.
@@ -166,8 +165,6 @@ class Fleet:
             waited = time.monotonic() - began
             if waited > self._spec.wait_s or self._closed:
                 raise self._nobody(failures, waited)
-            if member is None and not self._members:
-                self._spec.start_more()
             if time.monotonic() - said > _SAY_EVERY_S:
                 said = time.monotonic()
                 self._say(
@@ -241,6 +238,9 @@ class Fleet:
                     self._members[name] = _Member(address, service)
             gone = [name for name in self._members if name not in found]
             left = [self._members.pop(name) for name in gone]
+            few = len(self._members) < self._spec.wanted
         for member in left:
             if not member.busy:
                 member.service.close()
+        if few:
+            self._spec.start_more()
