@@ -36,11 +36,12 @@ REQUEST, ANSWER = "request.json", "answer.json"
 _POLL_S = 0.5
 _SAY_AFTER_S = 15.0
 _SAY_EVERY_S = 30.0
-_CANCEL_LIMIT_S = 60.0
 
 
 class PerStep:
     """A stage whose every call is a flow run of the deployment `<stage>-stage`."""
+
+    warm = False
 
     def __init__(
         self,
@@ -52,7 +53,6 @@ class PerStep:
         placement: PlacementConfig,
         say: Callable[[str], None],
     ) -> None:
-        self.warm = False
         self._stage = stage
         self._record = record
         self._store = store

@@ -12,6 +12,7 @@ from typing import Literal
 
 import tasks.reward.stage as reward_stage
 from flows.config import RunConfig
+from flows.known_environments import known_environment
 from flows.per_step import PerStep
 from flows.service_token import service_token
 from flows.signing import KEY_VARIABLE
@@ -44,8 +45,6 @@ class Site:
     store_config: StoreConfig
     workspace: Workspace
     say: Callable[[str], None]
-    known: dict[str, dict[str, str]]
-    """By stage: the environment of the run's newest record; empty for a new run."""
 
 
 @contextmanager
@@ -170,6 +169,7 @@ def _fleet(stage: EngineStage, site: Site) -> Fleet:
     run, placement = site.record.run, site.config.placement
     watch = LeaseWatch(site.store, run, service_role(stage))
     wanted = engine_digest(stage, site.record, site.config)
+    known = known_environment(site.store, run, stage)
     said: set[str] = set()
 
     def find() -> Sequence[Address]:
@@ -181,7 +181,6 @@ def _fleet(stage: EngineStage, site: Site) -> Fleet:
 
     def check(health: Health) -> None:
         allow = placement.allow_other_environment
-        known = site.known.get(stage, {})
         for line in check_environment(stage, health.environment, known, allow=allow, run=run):
             if line not in said:
                 said.add(line)

@@ -183,7 +183,7 @@ def _advance_to(
 
 
 @flow(name="run", persist_result=False)
-def advance(  # noqa: PLR0913 - each is a field of the form that a deployment shows
+def advance(  # noqa: PLR0913 - a flow run shows its parameters one by one
     run: str,
     until: int | None = None,
     store: str | None = None,
@@ -196,7 +196,8 @@ def advance(  # noqa: PLR0913 - each is a field of the form that a deployment sh
 ) -> str | None:
     """Takes `run` from its last commit to step `until` (default: its configured steps).
 
-    This is what a deployment schedules. A second call finds the commits and goes on after them.
+    This is what commands and notebooks run; `deployments.advance` is what a schedule does. A second
+    call finds the commits and goes on after them.
     `overrides` to `rebase` are the fields of `Wishes`.
 
     Returns:

@@ -6,7 +6,7 @@ from pathlib import Path
 from prefect.blocks.system import Secret
 from prefect.exceptions import ObjectNotFound
 
-from infra.home import home
+from infra.home import service_token_file
 
 TOKEN_VARIABLE = "ROLLBOOK_SERVICE_TOKEN_FILE"
 BLOCK = "rollbook-service-token"
@@ -26,17 +26,12 @@ def service_token() -> str:
         return str(Secret.load(BLOCK, _sync=True).get())  # type: ignore[union-attr]
     except (ObjectNotFound, ValueError):
         pass
-    if token_file().is_file():
-        return _read(token_file())
+    if service_token_file().is_file():
+        return _read(service_token_file())
     raise ValueError(
         f"There is no token for services. Expected a Prefect Secret block {BLOCK!r}, a file that "
-        f"{TOKEN_VARIABLE} names, or {token_file()} (`make up PROFILE=pools` makes it)."
+        f"{TOKEN_VARIABLE} names, or {service_token_file()} (`make up PROFILE=pools` makes it)."
     )
-
-
-def token_file() -> Path:
-    """Where this host keeps the token by itself."""
-    return home() / "service-token"
 
 
 def _read(path: Path) -> str:

@@ -82,7 +82,7 @@ def rollout_service(
         NotFound: there is no such run.
         Permanent: the engine does not start.
     """
-    _serve("rollout", run, store, endpoint, Wanted(listen_host(host), port, idle_s))
+    _serve("rollout", run, store, endpoint, wanted_place(host, port, idle_s))
 
 
 @flow(name="train-service", flow_run_name="train service of {run}", persist_result=False)
@@ -108,7 +108,7 @@ def train_service(
         NotFound: there is no such run.
         Permanent: the engine does not start.
     """
-    _serve("train", run, store, endpoint, Wanted(listen_host(host), port, idle_s))
+    _serve("train", run, store, endpoint, wanted_place(host, port, idle_s))
 
 
 @dataclass(frozen=True)
@@ -118,13 +118,19 @@ class Wanted:
     host: str
     port: int
     idle_s: float | None
-    advertise: str | None = None
-    """The host that controllers are told, where it is not `host`."""
+    advertise: str
+    """The host that controllers are told."""
 
 
-def listen_host(host: str | None) -> str:
+def wanted_place(
+    host: str | None, port: int, idle_s: float | None, advertise: str | None = None
+) -> Wanted:
     """Returns where to listen: as asked, as the worker's environment says, or on loopback."""
-    return host or os.environ.get(HOST_VARIABLE) or "127.0.0.1"
+    listen = host or os.environ.get(HOST_VARIABLE) or "127.0.0.1"
+    told = advertise or os.environ.get(ADVERTISE_VARIABLE)
+    if told is None:
+        told = socket.gethostbyname(socket.gethostname()) if listen == "0.0.0.0" else listen
+    return Wanted(listen, port, idle_s, told)
 
 
 def _serve(
@@ -216,13 +222,9 @@ class _Running:
     def holder(self, child: Child, digest: str, health: Health | None = None) -> dict[str, object]:
         """Returns what the lease says of this service."""
         assert child.url is not None, "the engine listens"
-        scheme, _, rest = child.url.partition("://")
-        host, _, port = rest.rpartition(":")
-        everywhere = self.wanted.host in ("0.0.0.0", "::")
-        ours = socket.gethostbyname(socket.gethostname()) if everywhere else host
-        told = self.wanted.advertise or os.environ.get(ADVERTISE_VARIABLE) or ours
+        port = child.url.rpartition(":")[2]
         facts: dict[str, object] = {
-            "address": f"{scheme}://{told}:{port}",
+            "address": f"http://{self.wanted.advertise}:{port}",
             "engine_digest": digest,
             "flow_run_id": flow_run.get_id(),
             "flow_run_url": run_url(flow_run.get_id()),
@@ -336,7 +338,7 @@ def main() -> None:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     signal.signal(signal.SIGTERM, _end)
-    wanted = Wanted(listen_host(asked.host), asked.port, asked.idle_s, asked.advertise)
+    wanted = wanted_place(asked.host, asked.port, asked.idle_s, asked.advertise)
     # There is no flow run to send log lines to, and Prefect would warn of each.
     with temporary_settings({PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW: "ignore"}):
         _serve(asked.stage, asked.run, asked.store, asked.endpoint, wanted)

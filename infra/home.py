@@ -40,6 +40,11 @@ def engines_python() -> str:
     return os.environ.get("ROLLBOOK_ENGINES_PYTHON") or found
 
 
+def service_token_file() -> Path:
+    """Returns where this host keeps the token that services and controllers share."""
+    return home() / "service-token"
+
+
 def write_private(file: Path, text: str) -> None:
     """Puts `text` into a file that only its owner may read, at once or not at all."""
     draft = file.with_name(file.name + ".new")

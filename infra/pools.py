@@ -19,7 +19,7 @@ from typing import Any
 
 from infra.automations import HEARTBEAT_S, POOLS, apply, automations
 from infra.daemons import Command, Daemon, ServiceError, recall, spawn, stop
-from infra.home import checkout, home, write_private
+from infra.home import checkout, home, service_token_file, write_private
 from infra.prefect_api import Refused, call
 from infra.prefect_server import quiet_prefect
 
@@ -87,7 +87,7 @@ def pools_are_set_up() -> bool:
 
 def service_token() -> Path:
     """Returns the file of the token for services on this host (mode 600), made if missing."""
-    file = home() / "service-token"
+    file = service_token_file()
     if not file.exists():
         write_private(file, secrets.token_urlsafe(32) + "\n")
     return file

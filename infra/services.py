@@ -162,9 +162,10 @@ def _up_prefect(say: Say) -> Daemon:
     prefect = _alive("prefect")
     if prefect is None:
         before = recall(_state("prefect"))
-        port = free_port(before.ports["http"] if before else _PREFECT_PORT)
-        if port != _PREFECT_PORT:
-            say(f"port {_PREFECT_PORT} is taken; Prefect listens on {port}")
+        wanted = before.ports["http"] if before else _PREFECT_PORT
+        port = free_port(wanted)
+        if port != wanted:
+            say(f"port {wanted} is taken; Prefect listens on {port}")
         prefect = start_prefect(
             home() / "prefect", database=database_url(data), port=port, log=_log("prefect")
         )

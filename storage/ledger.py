@@ -21,6 +21,8 @@ from storage.layout import (
     plan_revision_of_key,
     plans_prefix,
     record_key,
+    record_prefix,
+    request_digest_of_key,
     run_key,
     runs_prefix,
     step_of_commit_key,
@@ -230,6 +232,21 @@ def find_record(
     _expect(record.request_digest == request_digest, key, request_digest, record.request_digest)
     _expect(record.stage == stage, key, f"stage {stage}", f"stage {record.stage}")
     return record
+
+
+def stage_records(
+    store: ObjectStore, scope: StepScope | EvalScope, stage: str
+) -> Iterator[StageRecord]:
+    """Yields every record of a stage in a step or evaluation, one per request.
+
+    Raises:
+        Corrupt: what lies there is not the record of its request.
+    """
+    for listed in store.list(record_prefix(scope, stage)):
+        digest = request_digest_of_key(listed.key)
+        record = find_record(store, scope, stage=stage, request_digest=digest)
+        if record is not None:
+            yield record
 
 
 def put_record(

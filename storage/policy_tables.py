@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 
 from storage.given_up import given_up
-from storage.layout import StepScope, record_prefix, request_digest_of_key
-from storage.ledger import find_record, read_record
+from storage.layout import StepScope
+from storage.ledger import read_record, stage_records
 from storage.object_store import ObjectStore
 from storage.objects import is_there
 from storage.records import ObjectRef, SnapshotRef, StageRecord, StepCommit
@@ -96,10 +96,7 @@ def _made_at_stop(
         named = next((ref for ref in after.records if ref.stage == "snapshot"), None)
         return read_record(store, named) if named else None
     scope = StepScope(run=commit.run, step=commit.step)
-    for listed in store.list(record_prefix(scope, "snapshot")):
-        digest = request_digest_of_key(listed.key)
-        return find_record(store, scope, stage="snapshot", request_digest=digest)
-    return None
+    return next(stage_records(store, scope, "snapshot"), None)
 
 
 def _state(store: ObjectStore, files: Sequence[ObjectRef], gone: set[str]) -> str:

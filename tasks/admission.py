@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage.errors import NotFound
-from storage.layout import StepScope
-from storage.ledger import current_plan, read_commit, read_run
+from storage.layout import EvalScope, StepScope
+from storage.ledger import current_plan, read_commit, read_run, stage_records
 from storage.object_store import ObjectStore
-from storage.records import Plan, RunRecord, StepCommit
+from storage.records import ObjectRef, Plan, RunRecord, StepCommit
 from tasks.errors import Permanent
 
 
@@ -69,6 +69,21 @@ def committed(store: ObjectStore, scope: StepScope) -> StepCommit | None:
         return read_commit(store, scope.run, scope.step)[0]
     except NotFound:
         return None
+
+
+def check_named(
+    store: ObjectStore, scope: StepScope | EvalScope, stage: str, output: str, ref: ObjectRef
+) -> None:
+    """Checks that a record of that stage, here, names a shard.
+
+    Raises:
+        Permanent: none does.
+    """
+    if not any(found.outputs.get(output) == ref for found in stage_records(store, scope, stage)):
+        raise Permanent(
+            f"No {stage} record of {scope.prefix} names {ref.key} ({ref.sha256[:16]}). Expected "
+            "experience that was stored and recorded; nothing was done."
+        )
 
 
 def expect(found: Any, expected: Any, *, what: str, where: str) -> None:

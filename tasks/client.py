@@ -53,10 +53,11 @@ class InProcess:
         workspace: where it may put local files.
     """
 
+    warm = True
+
     def __init__(
         self, stage: Any, *, store: ObjectStore, engine: Any = None, workspace: Workspace
     ) -> None:
-        self.warm = True
         self._stage = stage
         self._store = store
         self._engine = engine
@@ -160,6 +161,8 @@ class Child:
         say: told every few seconds what the child is doing while a call waits for its engine.
     """
 
+    warm = True
+
     def __init__(
         self,
         spec: ChildSpec,
@@ -167,7 +170,6 @@ class Child:
         workspace: Workspace,
         say: Callable[[str], None] = logger.info,
     ) -> None:
-        self.warm = True
         self._spec = spec
         self._say = say
         self._workspace = workspace

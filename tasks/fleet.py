@@ -81,10 +81,11 @@ class Fleet:
         say: told what is waited for.
     """
 
+    warm = True
+
     def __init__(
         self, spec: FleetSpec, *, token: str, say: Callable[[str], None] = logger.info
     ) -> None:
-        self.warm = True
         self._spec = spec
         self._token = token
         self._say = say

@@ -100,6 +100,6 @@ class Health(Record):
     progress: int = 0
     """Grows while the engine works."""
     tokens_per_s: float | None = None
-    """Of the last call that made or trained tokens."""
+    """Of the last call that sampled."""
     environment: dict[str, str] = Field(default_factory=dict[str, str])
     """What decides the bits that this service makes, as far as it is known before a call."""

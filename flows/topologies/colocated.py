@@ -6,7 +6,6 @@ from contextlib import ExitStack, contextmanager
 import tasks.checkpoint.stage as checkpoint_stage
 import tasks.prompts.stage as prompts_stage
 from flows.config import RunConfig
-from flows.known_environments import known_environment
 from flows.placement import Site, placed, reward_placed
 from flows.signing import find_signer
 from flows.topologies.stages import Stages
@@ -39,7 +38,6 @@ def colocated(
         store_config=store_config,
         workspace=workspace,
         say=say,
-        known={name: known_environment(store, record.run, name) for name in ("rollout", "train")},
     )
     with ExitStack() as stack:
         rollout = stack.enter_context(placed("rollout", site))

@@ -14,7 +14,7 @@ RUN python -m venv .venv \
     -e '.[controller,kubernetes]'
 
 FROM python:3.11.13-slim-bookworm
-RUN useradd --uid 1000 --create-home --home-dir /home/rollbook rollbook \
+RUN useradd --uid 1000 --create-home rollbook \
  && install -d -o 1000 -g 1000 /var/lib/rollbook
 COPY --from=build /opt/rollbook /opt/rollbook
 ENV PATH=/opt/rollbook/.venv/bin:$PATH \

@@ -6,7 +6,7 @@ FROM python:3.11.13-slim-bookworm
 RUN apt-get update \
  && apt-get install -y --no-install-recommends g++ \
  && rm -rf /var/lib/apt/lists/* \
- && useradd --uid 1000 --create-home --home-dir /home/rollbook rollbook \
+ && useradd --uid 1000 --create-home rollbook \
  && install -d -o 1000 -g 1000 /var/lib/rollbook
 WORKDIR /opt/rollbook
 COPY pyproject.toml README.md ./

@@ -1,10 +1,9 @@
 """What the reward stage checks in the store before it serves a request to a stranger."""
 
-from storage.layout import EvalScope, record_prefix, request_digest_of_key
+from storage.layout import EvalScope
 from storage.ledger import find_record, read_record, read_run
 from storage.object_store import ObjectStore
-from tasks.admission import check_run, expect, open_step
-from tasks.errors import Permanent
+from tasks.admission import check_named, check_run, expect, open_step
 from tasks.reward.contract import RewardConfig, RewardRequest
 
 
@@ -29,17 +28,5 @@ def admit(request: RewardRequest, store: ObjectStore, *, run: str) -> None:
         expect(request.prompts, prompts, what="prompts", where=where)
         expect(request.config.request_fields(), config, what="config", where=where)
         expect(request.redo, step.plan.redo, what="redo", where=where)
-    _check_samples(request, store)
-
-
-def _check_samples(request: RewardRequest, store: ObjectStore) -> None:
     stage = f"rollout-{request.shard:04d}"
-    for listed in store.list(record_prefix(request.scope, stage)):
-        digest = request_digest_of_key(listed.key)
-        record = find_record(store, request.scope, stage=stage, request_digest=digest)
-        if record is not None and record.outputs.get("samples") == request.samples:
-            return
-    raise Permanent(
-        f"No {stage} record of {request.scope.prefix} names {request.samples.key}. Expected "
-        "samples that were stored and recorded; nothing was done."
-    )
+    check_named(store, request.scope, stage, "samples", request.samples)

@@ -1,9 +1,9 @@
 """What the rollout stage checks in the store before it serves a request to a stranger."""
 
-from storage.layout import EvalScope, StepScope, record_prefix, request_digest_of_key
-from storage.ledger import find_record, read_record, read_run
+from storage.layout import EvalScope, StepScope
+from storage.ledger import find_record, read_record, read_run, stage_records
 from storage.object_store import ObjectStore
-from storage.records import PolicyRef, StageRecord
+from storage.records import PolicyRef
 from tasks.admission import check_run, committed, expect, open_step
 from tasks.errors import Permanent
 from tasks.rollout.contract import LoadRequest, ReplayRequest, RolloutConfig, RolloutRequest
@@ -69,17 +69,8 @@ def _check_policy(policy: PolicyRef, store: ObjectStore, run: str) -> None:
     commit = committed(store, scope)
     if commit is not None and commit.policy == policy:
         return
-    if policy not in [record.policy for record in _train_records(store, scope)]:
+    if policy not in [record.policy for record in stage_records(store, scope, "train")]:
         raise Permanent(
             f"Policy {policy.version} ({policy.digest[:16]}) is named by no record of run {run!r}. "
             "Expected one that its trainer made; nothing was loaded."
         )
-
-
-def _train_records(store: ObjectStore, scope: StepScope) -> list[StageRecord]:
-    keys = [listed.key for listed in store.list(record_prefix(scope, "train"))]
-    found = [
-        find_record(store, scope, stage="train", request_digest=request_digest_of_key(key))
-        for key in keys
-    ]
-    return [record for record in found if record is not None]

@@ -2,11 +2,9 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from storage.layout import StepScope, record_prefix, request_digest_of_key
 from storage.ledger import find_record, read_record
 from storage.object_store import ObjectStore
-from storage.records import ObjectRef
-from tasks.admission import OpenStep, check_run, committed, expect, open_step
+from tasks.admission import OpenStep, check_named, check_run, committed, expect, open_step
 from tasks.errors import Permanent
 from tasks.train.contract import (
     GenesisRequest,
@@ -76,20 +74,5 @@ def _check_update(request: TrainRequest, step: OpenStep, store: ObjectStore, *, 
         *((f"reward-{index:04d}", "rewards", ref) for index, ref in enumerate(request.rewards)),
     ]
     with ThreadPoolExecutor(_NUM_READERS) as readers:
-        for _ in readers.map(lambda each: _check_named(store, request.scope, *each), wanted):
+        for _ in readers.map(lambda each: check_named(store, request.scope, *each), wanted):
             pass
-
-
-def _check_named(
-    store: ObjectStore, scope: StepScope, stage: str, output: str, ref: ObjectRef
-) -> None:
-    """Checks that a record of that stage and step names the shard."""
-    for listed in store.list(record_prefix(scope, stage)):
-        digest = request_digest_of_key(listed.key)
-        record = find_record(store, scope, stage=stage, request_digest=digest)
-        if record is not None and record.outputs.get(output) == ref:
-            return
-    raise Permanent(
-        f"No {stage} record of {scope.prefix} names {ref.key} ({ref.sha256[:16]}). Expected "
-        "experience that was stored and recorded; nothing was done."
-    )
