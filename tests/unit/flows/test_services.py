@@ -36,8 +36,9 @@ def test_an_engine_hangs_that_is_busy_without_progress_for_the_limit():
 def test_an_idle_engine_never_hangs_and_a_silent_one_does():
     clock = Clock()
     stalls = Stalls(limit_s=10.0, clock=clock)
-    clock.now = 100.0
-    assert not stalls.is_stalled(IDLE)
+    for at in (50.0, 100.0):
+        clock.now = at
+        assert not stalls.is_stalled(IDLE)
     clock.now = 109.0
     assert not stalls.is_stalled(None)
     clock.now = 111.0

@@ -7,13 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx
 import pytest
 
 from tasks.child_process import Face
 from tasks.client import Child, ChildSpec, Service
-from tasks.errors import Permanent
+from tasks.errors import Permanent, Transient
 from tasks.service_contract import MAX_REQUEST_BYTES
 from tasks.workspace import Workspace
 from tests.unit.service.echo_stage import EchoRequest, EchoResult
@@ -85,3 +86,23 @@ def test_a_call_in_flight_is_answered_when_the_service_is_told_to_end(open_child
     thread.join(20)
     service.close()
     assert [result.text for result in results] == [RUN]
+
+
+@pytest.mark.parametrize(("status", "kind"), [(500, Transient), (503, Transient), (403, Permanent)])
+def test_a_server_that_fails_may_be_asked_again_and_one_that_refuses_may_not(
+    status: int, kind: type[Exception]
+) -> None:
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:  # type: ignore[override]
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        service = Service(f"http://127.0.0.1:{server.server_address[1]}", TOKEN)
+        with pytest.raises(kind, match=str(status)):
+            service.health()
+        service.close()
