@@ -4,6 +4,7 @@ A daemon is remembered by pid, start time and boot, so that a recycled pid is ne
 Which daemons there are is the business of the files beside this one.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -38,6 +39,15 @@ class Daemon:
     def is_alive(self) -> bool:
         """Tells whether this very process still runs."""
         return self.boot_id == _boot_id() and _start_ticks(self.pid) == self.start_ticks
+
+    def listens(self, port: int) -> bool:
+        """Tells whether it is this very process that listens on a TCP port of this host."""
+        ours: set[str] = set()
+        for descriptor in Path(f"/proc/{self.pid}/fd").glob("*"):
+            # One may close meanwhile, and so may the process.
+            with contextlib.suppress(OSError):
+                ours.add(os.readlink(descriptor))
+        return any(f"socket:[{inode}]" in ours for inode in _listening(port))
 
     def save(self, state_file: Path) -> None:
         """Remembers this daemon for later processes."""
@@ -134,8 +144,15 @@ def stop(daemon: Daemon, *, how: signal.Signals = signal.SIGTERM, grace_s: float
         time.sleep(_POLL_S)
 
 
-def answers(url: str, *, status: int = 200) -> bool:
-    """Tells whether a GET of `url` is answered with `status`."""
+def answers(daemon: Daemon, role: str, path: str, *, status: int = 200) -> bool:
+    """Tells whether a daemon answers a GET of `path` at its port for `role` with `status`.
+
+    Itself: two homes that start at once may choose one port, and the other's server answers too.
+    """
+    port = daemon.ports[role]
+    if not daemon.listens(port):
+        return False
+    url = f"http://127.0.0.1:{port}{path}"
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=5) as answer:
@@ -183,6 +200,18 @@ def _log_tail(daemon: Daemon) -> str:
 
 def _boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _listening(port: int) -> list[str]:
+    """Returns the inodes of the sockets that listen on a port."""
+    rows: list[list[str]] = []
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        if table.is_file():
+            rows += [line.split() for line in table.read_text().splitlines()[1:]]
+    local, state, inode = 1, 3, 9
+    return [
+        row[inode] for row in rows if row[local].endswith(f":{port:04X}") and row[state] == "0A"
+    ]
 
 
 def _start_ticks(pid: int) -> int | None:

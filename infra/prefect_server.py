@@ -39,8 +39,7 @@ def wait_for_prefect(daemon: Daemon) -> None:
     Raises:
         ServiceError: it ended or took too long.
     """
-    url = f"{api_url(daemon.ports['http'])}/health"
-    wait_until(daemon, lambda: answers(url), limit_s=_START_LIMIT_S)
+    wait_until(daemon, lambda: answers(daemon, "http", "/api/health"), limit_s=_START_LIMIT_S)
 
 
 def api_url(port: int) -> str:

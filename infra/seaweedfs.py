@@ -100,16 +100,15 @@ def wait_for_seaweedfs(daemon: Daemon) -> None:
     Raises:
         ServiceError: the server ended or took too long.
     """
-    at = "http://127.0.0.1:{}"
     wanted = (
-        (at.format(daemon.ports["filer"]) + f"/buckets/{BUCKET}/", 200),
-        (at.format(daemon.ports["master"]) + f"/dir/assign?collection={BUCKET}", 200),
-        (at.format(daemon.ports["s3"]) + f"/{BUCKET}/", 403),
+        ("filer", f"/buckets/{BUCKET}/", 200),
+        ("master", f"/dir/assign?collection={BUCKET}", 200),
+        ("s3", f"/{BUCKET}/", 403),
     )
-    for url, status in wanted:
+    for role, path, status in wanted:
         wait_until(
             daemon,
-            lambda url=url, status=status: answers(url, status=status),
+            lambda role=role, path=path, status=status: answers(daemon, role, path, status=status),
             limit_s=_START_LIMIT_S,
         )
 

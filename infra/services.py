@@ -159,10 +159,16 @@ def _up_prefect(say: Say) -> Daemon:
         postgres = start_postgres(data, log=_log("postgres"))
         postgres.save(_state("postgres"))
     wait_for_postgres(postgres, data)
-    prefect = _alive("prefect")
-    if prefect is None:
-        before = recall(_state("prefect"))
-        wanted = before.ports["http"] if before else _PREFECT_PORT
+    prefect = _alive("prefect") or _start_prefect(data, say)
+    wait_for_prefect(prefect)
+    return prefect
+
+
+def _start_prefect(data: Path, say: Say) -> Daemon:
+    """Starts a server that answers; again if another home's took the port in between."""
+    before = recall(_state("prefect"))
+    wanted = before.ports["http"] if before else _PREFECT_PORT
+    while True:
         port = free_port(wanted)
         if port != wanted:
             say(f"port {wanted} is taken; Prefect listens on {port}")
@@ -170,8 +176,14 @@ def _up_prefect(say: Say) -> Daemon:
             home() / "prefect", database=database_url(data), port=port, log=_log("prefect")
         )
         prefect.save(_state("prefect"))
-    wait_for_prefect(prefect)
-    return prefect
+        try:
+            wait_for_prefect(prefect)
+        except ServiceError:
+            if free_port(port) == port:
+                raise
+            wanted = port
+        else:
+            return prefect
 
 
 _NAMES = ("seaweedfs", "postgres", "prefect")

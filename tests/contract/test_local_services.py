@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
-from infra.daemons import recall
+from infra.daemons import Daemon, recall
 from infra.seaweedfs import s3_keys
 from storage.opening import open_store
 from storage.store_config import StoreConfig
@@ -129,3 +130,29 @@ def test_down_ends_everything_and_leaves_the_data(home: Path) -> None:
     assert [daemon for daemon in daemons if daemon and daemon.is_alive()] == []
     assert (home / "postgres" / "PG_VERSION").exists()
     assert services(home, "down").stdout == "stopped: nothing was running\n"
+
+
+def test_two_homes_that_start_at_once_get_a_server_each(tmp_path: Path) -> None:
+    homes = [tmp_path / "one", tmp_path / "two"]
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    for home in homes:
+        # Both had it last time, and both find it free.
+        before = Daemon("Prefect", 1, 0, "an earlier boot", "", {"http": port})
+        (home / "services").mkdir(parents=True)
+        before.save(home / "services" / "prefect.json")
+    with ThreadPoolExecutor(2) as threads:
+        started = list(threads.map(lambda home: services(home, "up"), homes))
+    try:
+        assert [each.returncode for each in started] == [0, 0], [each.stderr for each in started]
+        urls = {where(home)["prefect_api_url"] for home in homes}
+        assert len(urls) == 2
+        assert f"http://127.0.0.1:{port}/api" in urls
+        for home in homes:
+            prefect = recall(home / "services" / "prefect.json")
+            assert prefect is not None
+            assert prefect.listens(prefect.ports["http"])
+            assert f":{prefect.ports['http']}/" in where(home)["prefect_api_url"]
+    finally:
+        for home in homes:
+            services(home, "down")
