@@ -104,11 +104,34 @@ def head(store: ObjectStore, run: str) -> tuple[StepCommit, str] | None:
     one that was found. Half-written steps do not count. The search looks at few commits: a hole
     that it does not come by stays unnoticed here. `commits` finds every hole and change.
 
+    Right beside a controller that commits: what it adds between two looks is no break.
+
     Raises:
-        Corrupt: a commit lies after the one that the search found.
+        Corrupt: a commit lies after the one that the search found, and the one between is missing.
     """
     first = _first_step(store, run)
-    newest = _newest_step(store, run, first)
+    while True:
+        newest = _newest_step(store, run, first)
+        begun, later = _steps_after(store, run, newest, first=first)
+        if later is None:
+            break
+        if not exists(store, commit_key(run, newest + 1)):
+            raise Corrupt(
+                f"{later} exists in {store.uri}, but the commit of step {newest + 1} does not. "
+                "Expected one unbroken chain: restore the missing commit from a copy."
+            )
+    for step in sorted(begun - {newest}):
+        # The step after the head is what every kill leaves, and what a controller works on; one
+        # further on is no work of ours.
+        level = logging.DEBUG if step == newest + 1 else logging.WARNING
+        _log.log(level, "Step %d of run %s was begun and is not committed.", step, run)
+    return None if newest < first else read_commit(store, run, newest)
+
+
+def _steps_after(
+    store: ObjectStore, run: str, newest: int, *, first: int
+) -> tuple[set[int], str | None]:
+    """Returns the steps that have objects after the commit of `newest`, and a commit among them."""
     after = commit_key(run, newest) if newest >= first else ""
     begun: set[int] = set()
     for listed in store.list(steps_prefix(run), start_after=after):
@@ -118,20 +141,8 @@ def head(store: ObjectStore, run: str) -> tuple[StepCommit, str] | None:
             continue
         begun.add(step)
         if step_of_commit_key(listed.key) is not None:
-            raise Corrupt(
-                f"{listed.key} exists in {store.uri}, but the commit of step {newest + 1} does "
-                "not. Expected one unbroken chain: restore the missing commit from a copy."
-            )
-    for step in sorted(begun - {newest}):
-        # The step after the head is what every kill leaves; one further on is no work of ours.
-        level = logging.INFO if step == newest + 1 else logging.WARNING
-        _log.log(
-            level,
-            "Step %d of run %s was begun and is not committed; resuming redoes it.",
-            step,
-            run,
-        )
-    return None if newest < first else read_commit(store, run, newest)
+            return begun, listed.key
+    return begun, None
 
 
 def read_commit(store: ObjectStore, run: str, step: int) -> tuple[StepCommit, str]:

@@ -1,6 +1,7 @@
 """Runs, plans, records and commits: what is put once, who wins, and what a crash leaves."""
 
 import logging
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from storage import ledger
 from storage.errors import AlreadyExists, CommitConflict, Corrupt, NotFound, StorageError
 from storage.layout import StepScope, attempt_key, commit_key, record_key, run_key
-from storage.object_store import ObjectStore
+from storage.object_store import Listed, ObjectStore
 from storage.objects import put_object, read_object
 from storage.records import EvalRecord, StageRecord, StepCommit, sha256_hex
 from tests.contract import records
@@ -76,7 +77,7 @@ def test_s07_the_head_goes_by_number_past_a_thousand_objects(store: ObjectStore)
 def test_a_half_written_step_is_not_the_head_and_is_named(
     store: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     make_chain(store, 2)
     scope = StepScope(run="r", step=2)
     store.put(attempt_key(scope, "a", "policy/model.safetensors"), b"weights")
@@ -85,6 +86,27 @@ def test_a_half_written_step_is_not_the_head_and_is_named(
     assert found is not None
     assert found[0].step == 1
     assert "Step 2 of run r was begun and is not committed" in caplog.text
+
+
+@pytest.mark.parametrize("num_meanwhile", [1, 2, 5])
+def test_steps_that_are_committed_while_the_head_is_looked_for_are_no_break(
+    store: ObjectStore, num_meanwhile: int
+) -> None:
+    previous = make_chain(store, 3)[-1]
+
+    class Busy(FaultyStore):
+        """A controller commits between the search and the listing that follows it."""
+
+        def list(self, prefix: str, *, start_after: str = "") -> Iterator[Listed]:
+            nonlocal previous
+            for step in range(3, 3 + num_meanwhile if previous == last else 3):
+                _, previous, _ = ledger.put_commit(store, records.commit(step, previous))
+            return super().list(prefix, start_after=start_after)
+
+    last = previous
+    found = ledger.head(Busy(store), "r")
+    assert found is not None
+    assert (found[0].step, found[1]) == (2 + num_meanwhile, previous)
 
 
 def test_a_commit_missing_below_another_is_named(store: ObjectStore) -> None:
