@@ -35,7 +35,8 @@ SHOWN_STATES = ("Pending", "Running", "Late", "WaitingForWorker", "Crashed", "Sc
 class _Seen:
     """What was shown already."""
 
-    step: int = -1
+    step: int = 0
+    """Genesis is no step to watch."""
     evaluations: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
     state: str = ""
     moved: float = field(default_factory=time.monotonic)
