@@ -127,6 +127,27 @@ def wait_until(daemon: Daemon, ready: Callable[[], bool], *, limit_s: float) -> 
         time.sleep(_POLL_S)
 
 
+def start_listening(start: Callable[[], Daemon], wait: Callable[[Daemon], None]) -> Daemon:
+    """Starts a daemon that listens; again while others take its ports before it has them.
+
+    Args:
+        start: chooses free ports, every time that it is called.
+        wait: raises ServiceError unless the daemon serves.
+
+    Raises:
+        ServiceError: it does not serve, and its ports are not the reason.
+    """
+    while True:
+        daemon = start()
+        try:
+            wait(daemon)
+        except ServiceError:
+            if free_ports(daemon.ports) == daemon.ports:
+                raise
+        else:
+            return daemon
+
+
 def stop(daemon: Daemon, *, how: signal.Signals = signal.SIGTERM, grace_s: float = 10.0) -> None:
     """Ends a daemon and its group: `how` first, SIGKILL after `grace_s`. Safe if it is gone."""
     if not daemon.is_alive():

@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.daemons import Command, Daemon, answers, free_ports, spawn, wait_until
+from infra.daemons import Command, Daemon, answers, free_port, free_ports, spawn, wait_until
 from infra.home import write_private
 
 BUCKET = "rollbook"
@@ -119,8 +119,13 @@ def endpoint(daemon: Daemon) -> str:
 
 
 def remove_sockets(daemon: Daemon) -> None:
-    """Removes the Unix sockets that a killed server leaves in the temporary directory."""
+    """Removes the Unix sockets that a killed server leaves in the temporary directory.
+
+    They are named by port: those of a port that serves somebody else by now are not its own.
+    """
     for port in daemon.ports.values():
+        if free_port(port) != port:
+            continue
         for socket in Path(tempfile.gettempdir()).glob(f"seaweedfs-*-{port}.sock"):
             socket.unlink(missing_ok=True)
 

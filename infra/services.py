@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from infra.daemons import Daemon, ServiceError, free_port, recall, stop
+from infra.daemons import Daemon, ServiceError, free_port, recall, start_listening, stop
 from infra.home import home
 from infra.pools import down_pools, pools_are_set_up, up_pools, worker_daemons
 from infra.postgres import database_url, start_postgres, stop_postgres, wait_for_postgres
@@ -138,18 +138,21 @@ def _up_seaweedfs(say: Say) -> Daemon:
     if running:
         wait_for_seaweedfs(running)
         return running
-    before = recall(_state("seaweedfs"))
-    if before:
-        remove_sockets(before)
-    wanted = (before.ports if before else {}) | {"s3": _S3_PORT}
-    daemon = start_seaweedfs(
-        home() / "seaweedfs", keys=s3_keys(_credentials()), log=_log("seaweedfs"), ports=wanted
-    )
-    daemon.save(_state("seaweedfs"))
-    if daemon.ports["s3"] != _S3_PORT:
-        say(f"port {_S3_PORT} is taken; S3 listens on {daemon.ports['s3']}")
-    wait_for_seaweedfs(daemon)
-    return daemon
+
+    def start() -> Daemon:
+        before = recall(_state("seaweedfs"))
+        if before:
+            remove_sockets(before)
+        wanted = (before.ports if before else {}) | {"s3": _S3_PORT}
+        daemon = start_seaweedfs(
+            home() / "seaweedfs", keys=s3_keys(_credentials()), log=_log("seaweedfs"), ports=wanted
+        )
+        daemon.save(_state("seaweedfs"))
+        if daemon.ports["s3"] != _S3_PORT:
+            say(f"port {_S3_PORT} is taken; S3 listens on {daemon.ports['s3']}")
+        return daemon
+
+    return start_listening(start, wait_for_seaweedfs)
 
 
 def _up_prefect(say: Say) -> Daemon:
@@ -159,16 +162,14 @@ def _up_prefect(say: Say) -> Daemon:
         postgres = start_postgres(data, log=_log("postgres"))
         postgres.save(_state("postgres"))
     wait_for_postgres(postgres, data)
-    prefect = _alive("prefect") or _start_prefect(data, say)
-    wait_for_prefect(prefect)
-    return prefect
-
-
-def _start_prefect(data: Path, say: Say) -> Daemon:
-    """Starts a server that answers; again if another home's took the port in between."""
+    prefect = _alive("prefect")
+    if prefect:
+        wait_for_prefect(prefect)
+        return prefect
     before = recall(_state("prefect"))
     wanted = before.ports["http"] if before else _PREFECT_PORT
-    while True:
+
+    def start() -> Daemon:
         port = free_port(wanted)
         if port != wanted:
             say(f"port {wanted} is taken; Prefect listens on {port}")
@@ -176,14 +177,9 @@ def _start_prefect(data: Path, say: Say) -> Daemon:
             home() / "prefect", database=database_url(data), port=port, log=_log("prefect")
         )
         prefect.save(_state("prefect"))
-        try:
-            wait_for_prefect(prefect)
-        except ServiceError:
-            if free_port(port) == port:
-                raise
-            wanted = port
-        else:
-            return prefect
+        return prefect
+
+    return start_listening(start, wait_for_prefect)
 
 
 _NAMES = ("seaweedfs", "postgres", "prefect")

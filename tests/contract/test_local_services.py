@@ -15,8 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from infra.daemons import Daemon, recall
+from infra.daemons import Daemon, free_port, recall
 from infra.seaweedfs import s3_keys
+from storage.objects import exists
 from storage.opening import open_store
 from storage.store_config import StoreConfig
 
@@ -132,12 +133,13 @@ def test_down_ends_everything_and_leaves_the_data(home: Path) -> None:
     assert services(home, "down").stdout == "stopped: nothing was running\n"
 
 
-def test_two_homes_that_start_at_once_get_a_server_each(tmp_path: Path) -> None:
+def test_two_homes_that_start_at_once_get_servers_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     homes = [tmp_path / "one", tmp_path / "two"]
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     for home in homes:
-        # Both had it last time, and both find it free.
+        # Both had it last time, and both find it free; S3 wants the same port everywhere.
         before = Daemon("Prefect", 1, 0, "an earlier boot", "", {"http": port})
         (home / "services").mkdir(parents=True)
         before.save(home / "services" / "prefect.json")
@@ -149,10 +151,13 @@ def test_two_homes_that_start_at_once_get_a_server_each(tmp_path: Path) -> None:
         assert len(urls) == 2
         assert f"http://127.0.0.1:{port}/api" in urls
         for home in homes:
-            prefect = recall(home / "services" / "prefect.json")
-            assert prefect is not None
-            assert prefect.listens(prefect.ports["http"])
-            assert f":{prefect.ports['http']}/" in where(home)["prefect_api_url"]
+            for name, role in (("prefect", "http"), ("seaweedfs", "s3")):
+                daemon = recall(home / "services" / f"{name}.json")
+                assert daemon is not None
+                assert daemon.listens(daemon.ports[role])
+            store = open_store(use_store(home, monkeypatch), writing=True)
+            assert not exists(store, "owner")
+            store.put("owner", str(home).encode())
     finally:
         for home in homes:
             services(home, "down")

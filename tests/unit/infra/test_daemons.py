@@ -19,6 +19,7 @@ from infra.daemons import (
     free_ports,
     recall,
     spawn,
+    start_listening,
     stop,
     wait_until,
 )
@@ -121,3 +122,38 @@ def test_a_taken_port_is_replaced() -> None:
         assert port not in chosen.values()
         assert chosen["s3"] != chosen["filer"]
     assert free_port(port) == port
+
+
+_LISTEN = """
+import socket, sys, time
+with socket.create_server(("127.0.0.1", int(sys.argv[1]))):
+    time.sleep(300)
+"""
+
+
+def listener(directory: Path, port: int) -> Daemon:
+    argv = [sys.executable, "-c", _LISTEN, str(port)]
+    return spawn(Command("listener", argv, directory / "listener.log", {}, {"tcp": port}))
+
+
+def wait_for_listener(daemon: Daemon) -> None:
+    wait_until(daemon, lambda: daemon.listens(daemon.ports["tcp"]), limit_s=20)
+
+
+def test_a_port_lost_between_choice_and_start_is_replaced(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        choices = [taken.getsockname()[1], free_port()]
+        daemon = start_listening(lambda: listener(tmp_path, choices.pop(0)), wait_for_listener)
+        assert choices == []
+        assert daemon.listens(daemon.ports["tcp"])
+        stop(daemon)
+
+
+def test_a_daemon_that_fails_for_another_reason_is_started_once(tmp_path: Path) -> None:
+    ports = [free_port()]
+
+    def start() -> Daemon:
+        return replace(sleeper(tmp_path, "raise SystemExit('broken')"), ports={"tcp": ports.pop()})
+
+    with pytest.raises(ServiceError, match="broken"):
+        start_listening(start, wait_for_listener)
