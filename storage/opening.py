@@ -72,14 +72,14 @@ def probe(store: ObjectStore) -> None:
         Unsuitable: one of them was not.
     """
     key = f"{probe_prefix()}{uuid.uuid4().hex}"
+    first = store.put_if_absent(key, b"first")
     try:
-        _probe_key(store, key)
+        _probe_key(store, key, first)
     finally:
         store.delete(key)
 
 
-def _probe_key(store: ObjectStore, key: str) -> None:
-    first = store.put_if_absent(key, b"first")
+def _probe_key(store: ObjectStore, key: str, first: str) -> None:
     if _creates(store, key):
         raise _unsuitable(store, "created the same object twice (it ignores If-None-Match)")
     second = store.put_if_match(key, b"second", first)

@@ -38,9 +38,6 @@ _NO_CREDENTIALS = (
     ProfileNotFound,
 )
 _BAD_KEYS = {
-    "403",
-    "401",
-    "AccessDenied",
     "AuthorizationHeaderMalformed",
     "ExpiredToken",
     "InvalidAccessKeyId",
@@ -115,10 +112,17 @@ def explain(error: Exception, config: StoreConfig, *, key: str) -> StorageError:
         return Unavailable(
             f"Bucket {config.bucket!r} belongs to another account. Choose another name."
         )
-    if code in _BAD_KEYS or status in (401, 403):
+    if code in _BAD_KEYS:
         return Unavailable(
-            f"{where} refuses the credentials ({code or status}). Expected keys that may read and "
+            f"{where} refuses the credentials ({code}). Expected keys that may read and "
             "write there: check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE."
+        )
+    if status in (401, 403):
+        denied = cast("ClientError", error).operation_name
+        return Unavailable(
+            f"{where} denies {denied} of {key or 'the bucket'} ({code or status}). Expected a "
+            "bucket and keys that allow reading and writing: check its policy, AWS_ACCESS_KEY_ID "
+            "and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE."
         )
     if isinstance(error, _NO_CREDENTIALS):
         return Unavailable(

@@ -169,7 +169,7 @@ def test_s13_a_clock_that_is_off_is_seen_without_a_body_too(
         return True
 
     fake.misbehave = misbehave
-    with pytest.raises(Unavailable, match="refuses the credentials"):
+    with pytest.raises(Unavailable, match="denies HeadObject of a"):
         store.size("a")
     there = formatdate(time.time() - 20 * 60, usegmt=True)
     monkeypatch.setattr(Answering, "date_time_string", lambda *_: there)

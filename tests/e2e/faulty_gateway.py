@@ -1,4 +1,4 @@
-"""An HTTP gateway in front of an S3 server that hangs up on one chosen request, on demand.
+"""An HTTP gateway in front of an S3 server that hangs up on one chosen request, or denies writes.
 
 Every other request and answer passes unchanged, so signatures hold. Knows nothing of runs.
 """
@@ -50,6 +50,8 @@ class Gateway:
     """Method and path of every counted request, in order."""
     struck: list[str] = field(default_factory=list[str])
     """Those that were hung up on."""
+    read_only: bool = False
+    """Whether what writes is denied, leases too."""
     _fault: Fault | None = None
     _to_come: int = 0
     """Matching requests until the fault strikes; 0 once it has."""
@@ -126,6 +128,8 @@ class Forwarding(BaseHTTPRequestHandler):
             {"if-none-match", "if-match"} & {name.lower() for name in self.headers}
         )
         request = f"{self.command} {self.path}"
+        if self.gateway.read_only and self.command not in ("GET", "HEAD"):
+            return self._deny()
         verdict = self.gateway.verdict(request, conditional=conditional)
         if verdict == "before":
             return self._hang_up()
@@ -157,6 +161,14 @@ class Forwarding(BaseHTTPRequestHandler):
         length = answer.getheader("Content-Length") if self.command == "HEAD" else None
         if answer.status not in (204, 304):
             self.send_header("Content-Length", length or str(len(payload)))
+        self.end_headers()
+        self.wfile.write(payload)
+
+    def _deny(self) -> None:
+        payload = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+        self.send_response_only(403)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(payload)))
         self.end_headers()
         self.wfile.write(payload)
 

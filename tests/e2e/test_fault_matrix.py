@@ -1,6 +1,7 @@
 """Exactly once while the store fails, controllers race, one sleeps, and a disk fills up."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from storage.opening import open_store
 from storage.store_config import StoreConfig
 from tests.benchmarks.soak_checks import exactly_once
 from tests.e2e.conftest import Cli
+from tests.e2e.faulty_gateway import faulty_gateway
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.s3]
 
@@ -244,6 +246,37 @@ def test_a_disk_that_fills_up_is_named_and_costs_nothing_but_time(
     small.ok("resume", "crammed", "--steps", str(LAST - commit_now(store, "crammed")))
     check_run(store, "crammed", expected)
     wait_for(lambda: not small.engines(), 20)
+
+
+def test_a_bucket_that_turns_read_only_is_named_and_costs_nothing_but_time(
+    cli: Cli, services: dict[str, str], store: ObjectStore, expected: list[str], wait_for: Wait
+):
+    cli.ok("fork", "base", "--run", "sealed")
+    with faulty_gateway(services["ROLLBOOK_ENDPOINT"]) as gateway:
+        environment = cli.environment | services | {"ROLLBOOK_ENDPOINT": gateway.endpoint}
+        through = Cli(home=cli.home, store=cli.store, environment=environment)
+        process = through.start("resume", "sealed", "--steps", str(LAST - BASE))
+        scope = StepScope(run="sealed", step=BASE + 2)
+        wait_for(lambda: exists(store, record_prefix(scope, "rollout-0000")), 240)
+        gateway.read_only = True
+        output, _ = process.communicate(timeout=240)
+        assert process.returncode == 1, output
+        check_names_the_denial(output)
+        wait_for(lambda: not through.engines(), 20)
+        refused = through("resume", "sealed", "--steps", "1")
+        assert refused.returncode == 1
+        check_names_the_denial(refused.stderr)
+        assert not through.engines()
+        gateway.read_only = False
+        through.ok("resume", "sealed", "--steps", str(LAST - commit_now(store, "sealed")))
+    check_run(store, "sealed", expected)
+    wait_for(lambda: not through.engines(), 20)
+
+
+def check_names_the_denial(output: str) -> None:
+    cause = output.strip().splitlines()[-1]
+    assert cause.startswith("error: "), output
+    assert re.search(r"denies PutObject of \S+ \(AccessDenied\)", cause), output
 
 
 def check_names_the_disk(output: str, home: Path) -> None:

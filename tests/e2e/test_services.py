@@ -3,12 +3,19 @@
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from flows.stores import resolve_store
+from infra.prefect_api import call
+from infra.seaweedfs import s3_keys
+from storage.opening import open_store
+from tests.e2e.planted import CommandLines, holds, in_api, in_files, in_store
 from tests.e2e.pool_stack import SMALL, Pools
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.s3]
@@ -22,6 +29,14 @@ def local(pools: Pools) -> dict[str, Any]:
     ended = pools.ends(flow_run)
     assert ended["type"] == "COMPLETED", ended
     return pools.show("beside")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def commands() -> Iterator[set[str]]:
+    """Command lines of all processes of this machine while these tests go on."""
+    seen = CommandLines()
+    with seen.watched():
+        yield seen.seen
 
 
 def at_step(pools: Pools, run: str, step: int, flow_run: str) -> None:
@@ -52,6 +67,41 @@ def cancelled(pools: Pools, leases: list[dict[str, Any]]) -> None:
         pools.cancel(lease["holder"]["flow_run_id"])
 
 
+def check_metrics(pools: Pools, leases: list[dict[str, Any]], *, version: int) -> None:
+    """Engines say in Prometheus' format what they serve and did; strangers are told nothing."""
+    token = (pools.home / "service-token").read_text().strip()
+    versions: dict[str, set[float | None]] = {"rollout": set(), "train": set()}
+    for lease in leases:
+        url = f"{lease['holder']['address']}/metrics"
+        try:
+            assert httpx.get(url).status_code == 401
+        except httpx.ConnectError:
+            continue  # It is the one that starts again.
+        answer = httpx.get(url, headers={"Authorization": f"Bearer {token}"}).raise_for_status()
+        families = text_string_to_metric_families(answer.text)
+        samples = [sample for family in families for sample in family.samples]
+        values = {sample.name: sample.value for sample in samples if not sample.labels}
+        assert values["rollbook_service_queue"] == values["rollbook_service_in_flight"] == 0
+        named = [sample.value for sample in samples if sample.labels.get("outcome") == "done"]
+        if sum(named):
+            stage = lease["role"].partition("-")[0]
+            versions[stage].add(values.get("rollbook_service_policy_version"))
+    assert versions["train"] == {None}, "a trainer serves no policy"
+    # A sampler that did not evaluate still has the policy of the last step.
+    assert versions["rollout"]
+    assert versions["rollout"] <= {float(version - 1), float(version)}
+
+
+def check_overview(pools: Pools, run: str) -> None:
+    """The newest overview tells of the services that lived, with links to their flow runs."""
+    wanted = {"artifacts": {"key": {"any_": [f"{run}-overview"]}}}
+    [overview] = call(pools.api, "POST", "/artifacts/filter", wanted)
+    _, _, table = overview["data"].partition("## Services")
+    assert "[train-service-" in table, overview["data"]
+    assert "[rollout-service-" in table, overview["data"]
+    assert "/runs/flow-run/" in table
+
+
 def test_services_that_die_or_hang_cost_nothing_but_time(
     pools: Pools, local: dict[str, Any], wait_for: Callable[[Callable[[], bool], float], None]
 ) -> None:
@@ -76,6 +126,8 @@ def test_services_that_die_or_hang_cost_nothing_but_time(
     # By its service, which started another one: the only sampler that was left.
     assert not hung.is_running()
     left = [*services(pools, "served", "rollout"), *services(pools, "served", "train")]
+    check_metrics(pools, left, version=STEPS)
+    check_overview(pools, "served")
     engines = [engine_of(lease) for lease in left]
     cancelled(pools, left)
     wait_for(lambda: not any(engine.is_running() for engine in engines), 60)
@@ -109,3 +161,29 @@ def test_stages_in_flow_runs_of_their_own_outlive_their_driver_and_make_the_same
     # The driver that came after it waited for what ran, and asked for nothing that was done.
     assert training in ours
     assert all(name.endswith("attempt 1") for name in ours), ours
+
+
+def test_neither_the_stores_key_nor_the_token_of_services_comes_to_light(
+    pools: Pools, local: dict[str, Any], commands: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Last, so that it sees what all the tests before it left."""
+    keys = s3_keys(pools.home / "credentials")
+    secrets = [keys.secret_key, (pools.home / "service-token").read_text().strip()]
+    monkeypatch.setenv("ROLLBOOK_HOME", str(pools.home))
+    for name, value in keys.environment().items():
+        monkeypatch.setenv(name, value)
+    own = {"credentials", "service-token", "seaweedfs/s3.json"}
+    # What a child engine's face asks for; a process that was killed leaves it to the next one.
+    own |= {str(file.relative_to(pools.home)) for file in pools.home.glob("scratch/*/*/token")}
+    assert all((pools.home / name).stat().st_mode & 0o077 == 0 for name in own)
+    places = {
+        **in_store(open_store(resolve_store(), writing=False)),
+        **in_api(pools.api),
+        **dict(in_files(pools.home, but=["cache"])),
+        "command lines": "\n".join(commands).encode(),
+    }
+    found = {name for name, content in places.items() for each in secrets if holds(content, each)}
+    assert found - own == set()
+    assert {"credentials", "service-token"} <= found, "what holds them is seen"
+    assert any(name.startswith("logs/served/") for name in places)
+    assert any("tasks.train.worker" in line for line in commands)
