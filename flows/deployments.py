@@ -45,6 +45,7 @@ from flows.restarts import (
     crashed_in_vain,
 )
 from flows.run import advance_phases, evaluation_missing
+from flows.schedules import paused_words
 from flows.signing import find_signer
 from flows.stores import resolve_store, store_options
 from flows.verify import verify
@@ -140,10 +141,11 @@ def advance(  # noqa: PLR0913 - each is a field of the form
         record = _launched(opened, asked)
         try:
             with _lease(opened, asked, flow_run_id=flow_run_id) as lease:
-                return through_outages(
+                said = through_outages(
                     lambda: _advance(opened, where, record, asked, memory=memory, lease=lease),
                     head_step=lambda: _head_or_none(opened, run),
                 )
+            return Completed(message=said + paused_words(client, run))
         except LeaseHeld as error:
             _leave_to_own_restart(opened, run, flow_run_id)
             return Cancelled(message=str(error))
@@ -220,8 +222,8 @@ def _advance(
     *,
     memory: Memory,
     lease: Lease,
-) -> State[None]:
-    """Takes the run as far as this flow run is to take it, under the lease."""
+) -> str:
+    """Takes the run as far as this flow run is to take it, under the lease; says how far it is."""
     run, wishes = asked.run, asked.wishes
     newest = head(store, run)
     done = newest[0].step if newest else NONE_YET
@@ -234,15 +236,13 @@ def _advance(
     planned = phases(store, record, wishes, last=max(anchor.until, done))
     config = planned[-1].config
     if done >= anchor.until and not evaluation_missing(store, run, config, done):
-        return Completed(message=f"Run {run!r} is at step {done}: nothing was left to do.")
+        return f"Run {run!r} is at step {done}: nothing was left to do."
     check_worker(store, run, config)
     watcher = Lines(log.info, last=anchor.until)
     advance_phases(store, where, run, planned, watcher=watcher, lease=lease)
     reached = head(store, run)
     assert reached is not None, "genesis is a commit"
-    return Completed(
-        message=f"Run {run!r} is at step {reached[0].step}, policy {reached[0].policy_digest[:16]}."
-    )
+    return f"Run {run!r} is at step {reached[0].step}, policy {reached[0].policy_digest[:16]}."
 
 
 def _configured(record: RunRecord) -> int:

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -159,6 +160,28 @@ def test_announced_data_starts_advance(pools: Pools, calm: dict[str, Any]) -> No
     assert len(new) == 1
     ended = pools.ends(new[0]["id"])
     assert ended["message"] == "Run 'calm' is at step 3: nothing was left to do."
+
+
+def test_a_run_whose_schedule_is_paused_says_so_at_its_end(
+    pools: Pools, calm: dict[str, Any]
+) -> None:
+    advance = find_deployment(pools.api, "advance")
+    path = f"/deployments/{advance['id']}/schedules"
+    body = {"schedule": {"cron": "0 2 1 1 *"}, "active": False, "parameters": {"run": "calm"}}
+    [made] = call(pools.api, "POST", path, [body])
+    try:
+        ended = pools.ends(pools.start("advance", run="calm"))
+        assert "its schedule is paused" in ended["message"]
+        # What it says to do, done.
+        command = ended["message"].split("`")[1].split()
+        there = replace(pools, environment=pools.environment | {"PREFECT_API_URL": pools.api})
+        there.python("-m", *command)
+        schedules = call(pools.api, "GET", path)
+        assert [each["active"] for each in schedules if each["id"] == made["id"]] == [True]
+        ended = pools.ends(pools.start("advance", run="calm"))
+        assert ended["message"] == "Run 'calm' is at step 3: nothing was left to do."
+    finally:
+        call(pools.api, "DELETE", f"{path}/{made['id']}")
 
 
 def test_a_flow_run_without_a_worker_says_why_within_a_minute_and_starts_later(
