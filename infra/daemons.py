@@ -246,4 +246,6 @@ def _start_ticks(pid: int) -> int | None:
         return None
     # The name in parentheses may hold spaces and parentheses itself.
     fields = stat.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else int(fields[19])
+    state, num_threads, start_ticks = fields[0], int(fields[17]), int(fields[19])
+    # The first thread may be gone while others still hold the ports.
+    return None if state == "Z" and num_threads <= 1 else start_ticks

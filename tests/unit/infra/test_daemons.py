@@ -40,6 +40,23 @@ def test_a_daemon_is_recognised_after_it_was_saved(tmp_path: Path) -> None:
     assert not recalled.is_alive()
 
 
+def test_a_daemon_lives_as_long_as_one_of_its_threads(tmp_path: Path) -> None:
+    code = (
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(300,)).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    daemon = sleeper(tmp_path, code)
+    deadline = time.monotonic() + 10
+    while " Z " not in Path(f"/proc/{daemon.pid}/stat").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert daemon.is_alive()
+    stop(daemon)
+    assert not daemon.is_alive()
+    assert not Path(f"/proc/{daemon.pid}").exists(), "it is collected"
+
+
 def test_a_killed_daemon_is_not_alive(tmp_path: Path) -> None:
     daemon = sleeper(tmp_path)
     os.kill(daemon.pid, signal.SIGKILL)
