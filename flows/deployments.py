@@ -11,13 +11,15 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
+from uuid import UUID
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled, Completed, Failed
 from pydantic import Field
 
@@ -29,9 +31,8 @@ from flows.launch import launch
 from flows.opening import held, open_session
 from flows.outages import through_outages
 from flows.overrides import near_names, with_overrides
-from flows.own_output import keep_output
 from flows.phases import Wishes, phases
-from flows.prefect_server import controller_settings
+from flows.prefect_server import ANSWERS_WITHIN_S, controller_settings
 from flows.progress import Lines
 from flows.recipes import RECIPES
 from flows.reports import artifact_key
@@ -50,6 +51,7 @@ from flows.signing import find_signer
 from flows.stores import resolve_store, store_options
 from flows.verify import verify
 from flows.worker_check import check_worker
+from flows.worker_process import begin
 from infra.home import home
 from storage.errors import AlreadyExists, LeaseHeld, NotFound
 from storage.leases import Lease, look, peek
@@ -122,7 +124,7 @@ def advance(  # noqa: PLR0913 - each is a field of the form
         ValueError: what was asked does not fit the run.
     """
     asked = _Asked(run, recipe, steps, overlap, Wishes(overrides, redo, skip_step, reason, rebase))
-    file = keep_output(run)
+    file = begin(run)
     with controller_settings(), get_client(sync_client=True) as client:
         if file is not None:
             log.info("output of this process: %s", file)
@@ -143,7 +145,7 @@ def advance(  # noqa: PLR0913 - each is a field of the form
             with _lease(opened, asked, flow_run_id=flow_run_id) as lease:
                 said = through_outages(
                     lambda: _advance(opened, where, record, asked, memory=memory, lease=lease),
-                    head_step=lambda: _head_or_none(opened, run),
+                    head_step=lambda: _head_once_prefect_answers(opened, run, flow_run_id),
                 )
             return Completed(message=said + paused_words(client, run))
         except LeaseHeld as error:
@@ -158,6 +160,21 @@ def _head_or_none(store: ObjectStore, run: str) -> int:
     except NotFound:
         return NONE_YET
     return newest[0].step if newest else NONE_YET
+
+
+def _head_once_prefect_answers(store: ObjectStore, run: str, flow_run_id: str) -> int:
+    """As `_head_or_none`.
+
+    Raises:
+        httpx.HTTPError: Prefect's server or its database is away.
+    """
+    ask_once: dict[Any, Any] = {PREFECT_CLIENT_MAX_RETRIES: 0}
+    with (
+        temporary_settings(ask_once),
+        get_client(httpx_settings={"timeout": ANSWERS_WITHIN_S}, sync_client=True) as client,
+    ):
+        client.read_flow_run(UUID(flow_run_id))
+    return _head_or_none(store, run)
 
 
 def _launched(store: ObjectStore, asked: _Asked) -> RunRecord:
@@ -284,7 +301,7 @@ def evaluate(run: str, store: str | None = None, endpoint: str | None = None) ->
         NotFound: there is no such run.
         ValueError: it has no commit yet.
     """
-    keep_output(run)
+    begin(run)
     where = resolve_store(store, endpoint)
     opened = open_store(where, writing=True)
     record, _ = read_run(opened, run)
@@ -325,7 +342,7 @@ def gc(
         Corrupt: the run is damaged; `verify` says where.
         CommitConflict: a fork was made meanwhile; what it may need was not deleted.
     """
-    keep_output(run)
+    begin(run)
     where = resolve_store(store, endpoint)
     opened = open_store(where, writing=delete)
     rule = retention_rule(opened, run, retention)

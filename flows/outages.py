@@ -1,9 +1,11 @@
-"""Goes on after a store, or whatever else was away for a while, is back."""
+"""Goes on after a store, Prefect's server, or whatever else was away for a while, is back."""
 
 import logging
 import time
 from collections.abc import Callable
 from typing import TypeVar
+
+import httpx
 
 from storage.errors import CommitUnknown, Unavailable
 from tasks.errors import Transient
@@ -13,10 +15,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OUTAGE_LIMIT_S = 1800.0
-"""How long the store may be away; after that the flow run fails, and a later one goes on."""
+"""How long it may be away; after that the flow run fails, and a later one goes on."""
 MAX_IN_VAIN = 3
 """Failures in a row without a commit between them, after which it is no outage."""
 _LOOK_EVERY_S = 2.0
+# Services are asked through `tasks.client`, which has errors of its own: what httpx raises here is
+# Prefect's client, after it tried again for a minute.
+_MAY_PASS = (Transient, Unavailable, CommitUnknown, httpx.TransportError, httpx.HTTPStatusError)
 
 
 def through_outages(
@@ -29,20 +34,22 @@ def through_outages(
 
     Args:
         advance: goes on from the last commit; redoes only what has no record.
-        head_step: the newest committed step; its answer shows that the store is back.
+        head_step: the newest committed step; its answer shows that the store is back, and Prefect.
         sleep: waits.
 
     Raises:
-        Transient, Unavailable, CommitUnknown: three times in a row without a commit, or the store
-            stays away.
+        Transient, Unavailable, CommitUnknown, httpx.HTTPError: three times in a row without a
+            commit, or what is away stays away.
     """
     reached, in_vain = head_step(), 0
     while True:
         try:
             return advance()
-        except (Transient, Unavailable, CommitUnknown) as error:
+        except _MAY_PASS as error:
+            if _is_refusal(error):
+                raise
             cause = str(error).partition("\n")[0]
-            log.warning("interrupted, and goes on as soon as the store answers: %s", cause)
+            log.warning("interrupted, and goes on once store and Prefect answer: %s", cause)
             newest = _once_back(head_step, sleep)
             in_vain = 0 if newest > reached else in_vain + 1
             reached = newest
@@ -52,16 +59,21 @@ def through_outages(
 
 
 def _once_back(head_step: Callable[[], int], sleep: Callable[[float], None]) -> int:
-    """Waits until the store answers; returns the newest committed step.
+    """Waits until all answers; returns the newest committed step.
 
     Raises:
-        Unavailable: it stays away.
+        Unavailable, CommitUnknown, httpx.HTTPError: it stays away.
     """
     for left in reversed(range(int(OUTAGE_LIMIT_S / _LOOK_EVERY_S))):
         try:
             return head_step()
-        except (Unavailable, CommitUnknown):
-            if not left:
+        except _MAY_PASS as error:
+            if not left or _is_refusal(error):
                 raise
             sleep(_LOOK_EVERY_S)
     raise AssertionError("unreachable")
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether a server that is there says no: asking again would be told the same."""
+    return isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500

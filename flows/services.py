@@ -23,13 +23,13 @@ from prefect.settings import PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW, temporary
 from flows.changes import config_as_of, newest_plan
 from flows.config import RunConfig
 from flows.model import base_model
-from flows.own_output import keep_output
 from flows.placement import EngineStage, child_spec, engine_digest, service_role
 from flows.prefect_server import controller_settings, run_url
 from flows.progress import Lines
 from flows.service_report import StatusReport
 from flows.service_token import service_token
 from flows.stores import resolve_store
+from flows.worker_process import begin
 from infra.home import home
 from storage import environment
 from storage.errors import StorageError
@@ -136,7 +136,7 @@ def wanted_place(
 def _serve(
     stage: EngineStage, run: str, store: str | None, endpoint: str | None, wanted: Wanted
 ) -> None:
-    keep_output(run)
+    begin(run)
     with controller_settings(), open_workspace(home()) as workspace:
         where = resolve_store(store, endpoint)
         opened = open_store(where, writing=True)

@@ -18,12 +18,12 @@ from flows.changes import config_as_of, newest_plan
 from flows.config import RunConfig
 from flows.known_environments import known_environment
 from flows.model import base_model
-from flows.own_output import keep_output
 from flows.per_step import ANSWER, REQUEST
 from flows.placement import EngineStage, check_environment, child_spec
 from flows.prefect_server import controller_settings
 from flows.progress import Lines
 from flows.stores import resolve_store
+from flows.worker_process import begin
 from infra.home import home
 from storage import environment
 from storage.ledger import head, read_run
@@ -111,7 +111,7 @@ class _Asked:
 
 
 def _serve_once(stage: str, run: str, request_key: str, where: StoreConfig) -> None:
-    keep_output(run)
+    begin(run)
     opened = open_store(where, writing=True)
     answer_key = request_key.removesuffix(REQUEST) + ANSWER
     with controller_settings():

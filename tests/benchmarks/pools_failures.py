@@ -1,9 +1,11 @@
 """What is killed or stopped under a run on work pools, and when it trains again: `failures`."""
 
 import argparse
+import json
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -145,6 +147,8 @@ def measure_failures(world: World, options: argparse.Namespace) -> list[dict[str
         commit = world.newest(str(row["run"]))
         row["same_digest"] = bool(commit and commit.policy_digest == expected.policy_digest)
         rows.append(row)
+        # Minutes lie between two of them, and a later one may end the benchmark.
+        sys.stderr.write(json.dumps(row) + "\n")
     return rows
 
 

@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from flows.stores import resolve_store
+from infra.daemons import recall
 from infra.prefect_api import call
 from infra.seaweedfs import s3_keys
 from storage.opening import open_store
@@ -128,10 +129,20 @@ def test_services_that_die_or_hang_cost_nothing_but_time(
     left = [*services(pools, "served", "rollout"), *services(pools, "served", "train")]
     check_metrics(pools, left, version=STEPS)
     check_overview(pools, "served")
-    engines = [engine_of(lease) for lease in left]
+    processes = [psutil.Process(lease["pid"]) for lease in left]
+    engines = [child for process in processes for child in process.children(recursive=True)]
+    # A worker that is gone cannot end what it started; the trainer's lives.
+    worker = recall(pools.home / "services" / "worker-rollout-gpu.json")
+    assert worker is not None
+    os.kill(worker.pid, signal.SIGKILL)
     cancelled(pools, left)
-    wait_for(lambda: not any(engine.is_running() for engine in engines), 60)
+    wait_for(lambda: not any(each.is_running() for each in [*processes, *engines]), 90)
+    for lease in left:
+        state = pools.ends(lease["holder"]["flow_run_id"])
+        assert state["type"] == "CANCELLED", state
+        assert ("Ended by its own process" in (state["message"] or "")) == (lease != left[-1])
     wait_for(lambda: not services(pools, "served", "rollout"), 30)
+    pools.run("infra.services", "up", "--profile", "pools")
 
 
 def test_stages_in_flow_runs_of_their_own_outlive_their_driver_and_make_the_same_bits(

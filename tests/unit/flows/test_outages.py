@@ -1,5 +1,6 @@
 """A run goes on after an outage, and gives up on what is none."""
 
+import httpx
 import pytest
 
 from flows.outages import MAX_IN_VAIN, through_outages
@@ -53,6 +54,25 @@ def test_the_same_failure_without_a_commit_ends_it():
     with pytest.raises(Transient):
         run.go()
     assert run.calls == MAX_IN_VAIN
+
+
+def answered(status: int) -> httpx.HTTPStatusError:
+    request = httpx.Request("GET", "http://prefect/api/flow_runs/1")
+    return httpx.HTTPStatusError("", request=request, response=httpx.Response(status))
+
+
+@pytest.mark.parametrize("away", [httpx.ConnectError("refused"), answered(503)])
+def test_a_prefect_server_that_is_away_is_waited_for(away: Exception):
+    run = Run(away, commits=True, away=3)
+    assert run.go() == "done"
+    assert (run.calls, run.slept) == (2, 6.0)
+
+
+def test_what_prefect_refuses_is_raised_at_once():
+    run = Run(answered(422), commits=True)
+    with pytest.raises(httpx.HTTPStatusError):
+        run.go()
+    assert run.calls == 1
 
 
 def test_what_a_retry_repeats_is_raised_at_once():
