@@ -32,6 +32,7 @@ from tests.benchmarks.pools_world import START_LIMIT_S, World, moment, settings,
 
 PARTS = ("fleet", "overhead", "service", "memory", "failures")
 PLACEMENTS = ("local", "service", "per-step")
+MOST_LETTERS = 24
 BOOKED = ("plan_s", "rollout_s", "reward_s", "train_s")
 
 
@@ -145,13 +146,17 @@ def growth(rows: Sequence[dict[str, Any]]) -> float | None:
 
 
 def show(console: Console, title: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Prints what was measured, a line for each quantity and a column for each case."""
+    """Prints what was measured, a line for each case; texts that need a line stay in the JSON."""
     if not rows:
         return
-    names = list(rows[0])
-    table = Table(names[0], *(str(row[names[0]]) for row in rows), title=title, box=None)
-    for name in names[1:]:
-        table.add_row(name, *(str(row[name]) for row in rows))
+    names = [
+        name
+        for name in rows[0]
+        if not any(isinstance(row[name], str) and len(row[name]) > MOST_LETTERS for row in rows)
+    ]
+    table = Table(*names, title=title, box=None)
+    for row in rows:
+        table.add_row(*("-" if row[name] is None else str(row[name]) for name in names))
     console.print(table)
 
 
