@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def paused_words(client: SyncPrefectClient, run: str) -> str:
-    """Returns what to do where schedules would start `run` again but all of them are paused.
+    """Returns what to do where a schedule of this deployment names `run` and none starts it again.
 
     Empty where one is active, where none names the run, and outside a deployment. A server that
     does not answer costs the sentence only.
@@ -27,22 +27,24 @@ def paused_words(client: SyncPrefectClient, run: str) -> str:
     except (httpx.HTTPError, ObjectNotFound) as error:
         log.info("the deployment's schedules cannot be read: %s", error)
         return ""
-    paused = all_paused(found.schedules, run=run, defaults=found.parameters or {})
+    name = f"{flow_run.get_flow_name()}/{found.name}"
+    ours = schedules_of(run, found.schedules, defaults=found.parameters or {})
+    if found.paused and ours:
+        return f" Deployment {name} is paused: none of its schedules starts the run again."
+    paused = [] if any(each.active for each in ours) else ours
     if not paused:
         return ""
-    name = f"{flow_run.get_flow_name()}/{found.name}"
     commands = " ".join(
         f"`prefect deployment schedule resume {name} {schedule.id}`" for schedule in paused
     )
     return (
-        " Nothing starts it again by itself: its schedule is paused. Resume it by the switch on "
-        f"the deployment's page, or: {commands}"
+        " Its schedule is paused and does not start it again. Resume it by the switch on the "
+        f"deployment's page, or: {commands}"
     )
 
 
-def all_paused(
-    schedules: Sequence[DeploymentSchedule], *, run: str, defaults: Mapping[str, object]
+def schedules_of(
+    run: str, schedules: Sequence[DeploymentSchedule], *, defaults: Mapping[str, object]
 ) -> list[DeploymentSchedule]:
-    """Returns the schedules of a run if it has some and none is active."""
-    ours = [each for each in schedules if {**defaults, **each.parameters}.get("run") == run]
-    return [] if any(each.active for each in ours) else ours
+    """Returns the schedules that start `run`, given the deployment's own parameters."""
+    return [each for each in schedules if {**defaults, **each.parameters}.get("run") == run]

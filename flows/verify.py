@@ -10,6 +10,7 @@ from flows.stores import resolve_store
 from flows.verification import VerifyOptions, parse_steps, verify_run
 from flows.verify_page import report_markdown
 from flows.verify_report import Level
+from flows.worker_process import begin
 from infra.home import home
 from storage.errors import Corrupt
 from storage.opening import open_store
@@ -43,6 +44,7 @@ def verify(  # noqa: PLR0913 - what a deployment may ask for
         Corrupt: something that was checked does not hold; the artifact says what.
         NotFound: there is no such run.
     """
+    begin(run)
     first, last = parse_steps(steps)
     options = VerifyOptions(
         level=level,

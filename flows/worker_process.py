@@ -15,6 +15,7 @@ import httpx
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
+from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled
 
@@ -22,8 +23,10 @@ from infra.home import home
 
 log = logging.getLogger(__name__)
 
-DEAF_AFTER_S = 35.0
-"""A worker that hears of a cancellation has ended the process by then: it kills after 30 s."""
+DEAF_AFTER_S = 45.0
+"""A worker that hears of a cancellation has ended the process by then: it looks at least every 10 s
+and kills after 30 s."""
+_GRACE_S = 30.0
 _LOOK_EVERY_S = 5.0
 _OWN_END = "Ended by its own process: its worker is gone, or hears of cancellations no more."
 
@@ -67,7 +70,7 @@ def _heed_cancellation(ours: FlowRun) -> None:
     """Ends this process as its worker would, where the flow run is cancelled and no worker does.
 
     A worker may be dead, and one whose server was away for half a minute looks for cancellations
-    no more (Prefect 3.9.1).
+    no more (Prefect 3.9.1). A step that it is in ends as crashed, the flow run as cancelled.
     """
     since: float | None = None
     ask_once: dict[Any, Any] = {PREFECT_CLIENT_MAX_RETRIES: 0}
@@ -75,9 +78,10 @@ def _heed_cancellation(ours: FlowRun) -> None:
         while True:
             time.sleep(_LOOK_EVERY_S)
             # While the server is away nothing can be known.
-            with suppress(httpx.HTTPError):
+            with suppress(httpx.HTTPError, ObjectNotFound):
                 state = client.read_flow_run(ours.id).state
-                cancelling = state is not None and state.is_cancelling()
+                # The latter too: the answer to what this sets may be lost.
+                cancelling = state and (state.is_cancelling() or state.is_cancelled())
                 since = (since or time.monotonic()) if cancelling else None
                 if since and time.monotonic() - since > DEAF_AFTER_S:
                     log.warning("cancelled, and no worker ends this process; it ends itself")
@@ -86,3 +90,6 @@ def _heed_cancellation(ours: FlowRun) -> None:
                     ours.state = Cancelled(message=_OWN_END)
                     break
     os.kill(os.getpid(), signal.SIGTERM)
+    # This thread is gone with the process, unless that hangs.
+    time.sleep(_GRACE_S)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 _POLL_S = 0.05
 _TAIL_LINES = 8
+_MOST_STARTS = 5
 
 
 class ServiceError(Exception):
@@ -135,17 +136,18 @@ def start_listening(start: Callable[[], Daemon], wait: Callable[[Daemon], None])
         wait: raises ServiceError unless the daemon serves.
 
     Raises:
-        ServiceError: it does not serve, and its ports are not the reason.
+        ServiceError: it does not serve, and its ports are not the reason; or each time they were.
     """
-    while True:
+    for left in reversed(range(_MOST_STARTS)):
         daemon = start()
         try:
             wait(daemon)
         except ServiceError:
-            if free_ports(daemon.ports) == daemon.ports:
+            if not left or free_ports(daemon.ports) == daemon.ports:
                 raise
         else:
             return daemon
+    raise AssertionError("unreachable")
 
 
 def stop(daemon: Daemon, *, how: signal.Signals = signal.SIGTERM, grace_s: float = 10.0) -> None:

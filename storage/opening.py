@@ -5,6 +5,7 @@ Knows no vendor: what a scheme means is the backend's.
 
 import logging
 import uuid
+from contextlib import suppress
 
 from storage.backends import BACKENDS
 from storage.backends.local import create_directory
@@ -72,14 +73,18 @@ def probe(store: ObjectStore) -> None:
         Unsuitable: one of them was not.
     """
     key = f"{probe_prefix()}{uuid.uuid4().hex}"
-    first = store.put_if_absent(key, b"first")
     try:
-        _probe_key(store, key, first)
-    finally:
-        store.delete(key)
+        _probe_key(store, key)
+    except StorageError:
+        # It may be there, and what failed is what has to be told.
+        with suppress(StorageError):
+            store.delete(key)
+        raise
+    store.delete(key)
 
 
-def _probe_key(store: ObjectStore, key: str, first: str) -> None:
+def _probe_key(store: ObjectStore, key: str) -> None:
+    first = store.put_if_absent(key, b"first")
     if _creates(store, key):
         raise _unsuitable(store, "created the same object twice (it ignores If-None-Match)")
     second = store.put_if_match(key, b"second", first)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moto.server import ThreadedMotoServer
 
-from infra.daemons import stop
+from infra.daemons import Daemon, start_listening, stop
 from infra.seaweedfs import (
     BUCKET,
     S3Keys,
@@ -40,9 +40,12 @@ def moto_server() -> Iterator[str]:
 def seaweed_server(folder: Path, keys: S3Keys | None = None) -> Iterator[str]:
     """Runs a real S3 server in `folder`; yields its endpoint once it has a bucket."""
     keys = keys or S3Keys(ACCESS_KEY, SECRET_KEY)
-    server = start_seaweedfs(folder / "objects", keys=keys, log=folder / "weed.log")
+
+    def start() -> Daemon:
+        return start_seaweedfs(folder / "objects", keys=keys, log=folder / "weed.log")
+
+    server = start_listening(start, wait_for_seaweedfs)
     with _ended_with_us(server.pid):
-        wait_for_seaweedfs(server)
         yield endpoint(server)
         # Nothing of it is kept, and its orderly end takes seconds.
         stop(server, how=signal.SIGKILL)

@@ -171,7 +171,7 @@ def test_a_run_whose_schedule_is_paused_says_so_at_its_end(
     [made] = call(pools.api, "POST", path, [body])
     try:
         ended = pools.ends(pools.start("advance", run="calm"))
-        assert "its schedule is paused" in ended["message"]
+        assert "Its schedule is paused" in ended["message"]
         # What it says to do, done.
         command = ended["message"].split("`")[1].split()
         there = replace(pools, environment=pools.environment | {"PREFECT_API_URL": pools.api})

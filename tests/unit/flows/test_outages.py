@@ -11,10 +11,13 @@ from tasks.errors import Permanent, Transient
 class Run:
     """Commits a step a call, and fails as told; the store is away as often as told."""
 
-    def __init__(self, *failures: Exception, commits: bool, away: int = 0) -> None:
+    def __init__(
+        self, *failures: Exception, commits: bool, away: int = 0, away_first: bool = False
+    ) -> None:
         self.failures = list(failures)
         self.commits = commits
         self.away = away
+        self.away_first = away_first
         self.step = 0
         self.calls = 0
         self.slept = 0.0
@@ -27,7 +30,7 @@ class Run:
         return "done"
 
     def head_step(self) -> int:
-        if self.calls and self.away:
+        if (self.calls or self.away_first) and self.away:
             self.away -= 1
             raise Unavailable("away")
         return self.step
@@ -36,7 +39,9 @@ class Run:
         self.slept += seconds
 
     def go(self) -> str:
-        return through_outages(self.advance, head_step=self.head_step, sleep=self.sleep)
+        return through_outages(
+            self.advance, head_step=self.head_step, sleep=self.sleep, clock=lambda: self.slept
+        )
 
 
 def test_a_store_that_is_away_for_a_minute_is_waited_for():
@@ -61,7 +66,13 @@ def answered(status: int) -> httpx.HTTPStatusError:
     return httpx.HTTPStatusError("", request=request, response=httpx.Response(status))
 
 
-@pytest.mark.parametrize("away", [httpx.ConnectError("refused"), answered(503)])
+def test_what_is_away_before_the_first_look_is_waited_for():
+    run = Run(commits=True, away=3, away_first=True)
+    assert run.go() == "done"
+    assert (run.calls, run.slept) == (1, 6.0)
+
+
+@pytest.mark.parametrize("away", [httpx.ConnectError(""), answered(503), answered(429)])
 def test_a_prefect_server_that_is_away_is_waited_for(away: Exception):
     run = Run(away, commits=True, away=3)
     assert run.go() == "done"
