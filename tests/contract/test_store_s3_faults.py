@@ -321,6 +321,19 @@ def test_keys_that_may_not_list_uploads_are_good_enough(fake: FakeS3) -> None:
     open_store(config_of(fake), writing=True).put("a", b"x")
 
 
+def test_a_bucket_that_only_reads_is_told_by_the_write_that_it_denied(fake: FakeS3) -> None:
+    def misbehave(answering: Answering) -> bool:
+        refused = answering.command in ("PUT", "POST", "DELETE")
+        if refused:
+            answering.fail(403, "AccessDenied")
+        return refused
+
+    fake.misbehave = misbehave
+    # The probe tries to delete what it may have written: that failure is not the news.
+    with pytest.raises(Unavailable, match=r"denies PutObject of probes/\w+ \(AccessDenied\)"):
+        open_store(config_of(fake), writing=True)
+
+
 def test_missing_credentials_are_named(monkeypatch: pytest.MonkeyPatch, fake: FakeS3) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
