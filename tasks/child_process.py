@@ -125,10 +125,9 @@ class ChildProcess:
         end_group(self.process, grace_s=drain_s + CLOSE_GRACE_S if grace_s is None else grace_s)
         assert self.process.stdin is not None
         self.process.stdin.close()
-        for name in ("token", "spec.json", "port"):
-            (self.directory / name).unlink(missing_ok=True)
+        # A service that was killed while it wrote may have left a draft here.
         with contextlib.suppress(FileNotFoundError):
-            self.directory.rmdir()
+            shutil.rmtree(self.directory)
 
 
 def launch(spec: ChildSpec, *, scratch: Path) -> ChildProcess:

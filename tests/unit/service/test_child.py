@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from tasks import client
+from tasks.child_process import launch
 from tasks.client import Child, ChildSpec, Service
 from tasks.errors import Permanent, Transient
 from tasks.workspace import Workspace, open_workspace
@@ -105,6 +106,16 @@ def test_an_engine_that_exits_at_start_is_reported_with_its_last_lines(
         pytest.raises(Permanent, match=r"(?s)exit code 3.*vendor says: good bye"),
     ):
         child.wait_ready()
+
+
+def test_a_child_that_was_killed_while_it_wrote_its_port_leaves_no_draft(
+    echo_spec: Callable[..., ChildSpec], workspace: Workspace
+) -> None:
+    child = launch(echo_spec(), scratch=workspace.scratch)
+    (child.directory / "port.new").write_text("12")
+    child.end(grace_s=0.0)
+    assert not child.directory.exists()
+    child.end(grace_s=0.0)
 
 
 def fill(directory: Path) -> None:
