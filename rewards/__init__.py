@@ -4,7 +4,7 @@ import importlib
 from difflib import get_close_matches
 from typing import cast
 
-from rewards.contract import Scorer
+from rewards.contract import GoldChecker, Needs
 
 SCORERS: dict[str, str] = {
     "exact": "rewards.exact",
@@ -15,7 +15,7 @@ SCORERS: dict[str, str] = {
 """Name in a recipe -> module. Modules load when used: math-verify takes half a second."""
 
 
-def scorer(kind: str) -> Scorer:
+def scorer(kind: str) -> GoldChecker:
     """Returns the scoring function named `kind`: of this folder, or a dotted module of your own.
 
     Raises:
@@ -36,4 +36,9 @@ def scorer(kind: str) -> Scorer:
             f"The module {module!r} of reward {kind!r} does not import: {error}. Install what it "
             "needs in the controller's environment."
         ) from error
-    return cast(Scorer, loaded)
+    return cast(GoldChecker, loaded)
+
+
+def needs(kind: str) -> Needs | None:
+    """Returns what the scoring function named `kind` is lent; None: nothing but the sample."""
+    return getattr(scorer(kind), "NEEDS", None)

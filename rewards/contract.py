@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 Status = Literal["graded", "grader_error", "grader_timeout", "not_applicable"]
 """`graded`: the value says how good it is. The others carry no value, and a failure is never 0."""
@@ -19,7 +19,8 @@ class RewardInput:
     `completion` is the sampled text with its think and answer tags and without the end mark.
     `prompt` is the text before it, where known. `answer` is the gold answer (None: the data set
     has none), `extra` what else the data set says of the row. `truncated`: the completion was cut
-    off by the token limit. `token_ids` are the completion's, end mark included.
+    off by the token limit. `token_ids` are the completion's, end mark included. `domain` is the
+    data set's name.
     """
 
     completion: str
@@ -29,6 +30,7 @@ class RewardInput:
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     finish_reason: str = "stop"
     token_ids: Sequence[int] = ()
+    domain: str = ""
 
     @property
     def truncated(self) -> bool:
@@ -76,28 +78,40 @@ class GoldExample:
     value: float = 1.0
 
 
-class Scorer(Protocol):
-    """What a file of this folder offers. Contract tests run over `rewards.SCORERS`.
+Needs = Literal["sandbox", "endpoint"]
+"""What a scoring function is lent by the stage, beside the sample."""
 
-    `score` is a pure function of the item: no order, no clock, no random numbers. It raises
-    ordinary errors (the reward stage names reward and sample) and never catches a limit.
-    """
+
+class GoldChecker(Protocol):
+    """What every file of this folder offers. Contract tests run over `rewards.SCORERS`."""
 
     Config: type[ScorerConfig]
     GOLD: Sequence[GoldExample]
-
-    def score(self, item: RewardInput, config: Any) -> Score:
-        """Returns how good the completion is."""
-        ...
 
     def check_gold(self, answer: str | None, extra: Mapping[str, Any], config: Any) -> str | None:
         """Returns why the data set's row cannot be graded, or None if it can."""
         ...
 
 
+class Scorer(GoldChecker, Protocol):
+    """A file that needs nothing but the sample; it runs in a process that can be killed.
+
+    `score` is a pure function of the item: no order, no clock, no random numbers. It raises
+    ordinary errors (the reward stage names reward and sample) and never catches a limit.
+    """
+
+    def score(self, item: RewardInput, config: Any) -> Score:
+        """Returns how good the completion is."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Code to run for a sample: `files` by name, the command that starts it, its input."""
+    """Code to run for a sample: `files` by name, the command that starts it, its input.
+
+    The command runs in the folder of the files; `python` as its first word is the sandbox's own
+    interpreter.
+    """
 
     files: Mapping[str, str]
     command: Sequence[str]
@@ -106,12 +120,20 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """What one program may use; output beyond the limit is cut off."""
+    """What one program may use, all its processes together; output beyond the limit ends it."""
 
-    cpu_s: float
-    wall_s: float
-    memory_bytes: int
-    output_bytes: int
+    cpu_s: float = 10.0
+    wall_s: float = 30.0
+    """Generous: a busy machine must change no verdict."""
+    memory_bytes: int = 1 << 30
+    output_bytes: int = 1 << 20
+    """Of standard output and of standard error, each."""
+    file_bytes: int = 64 << 20
+    """In its temporary folder, all files together."""
+    processes: int = 32
+
+
+KilledBy = Literal["cpu", "wall", "memory", "output", "signal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +143,14 @@ class ProgramResult:
     exit_code: int | None
     stdout: str
     stderr: str
-    killed_by: Literal["cpu", "wall", "memory", "signal"] | None = None
+    killed_by: KilledBy | None = None
 
 
 class Sandbox(Protocol):
-    """Runs code that a model wrote, without network and outside the grader's process.
+    """Runs code that a model wrote, without network and outside the grader's process."""
 
-    Scoring functions that run code take one as `score(item, config, sandbox=...)`, so that they
-    know nothing of how it isolates.
-    """
+    joins: bool
+    """Whether `run_joined` is offered."""
 
     def run(self, program: Program, *, limits: SandboxLimits) -> ProgramResult:
         """Returns how `program` ended; a program that misbehaves is a result, not an error.
@@ -137,4 +158,79 @@ class Sandbox(Protocol):
         Raises:
             OSError: the sandbox itself does not work; the sample is a `grader_error`.
         """
+        ...
+
+    def run_joined(
+        self, program: Program, *, checker: Program, limits: SandboxLimits
+    ) -> tuple[ProgramResult, ProgramResult]:
+        """Runs two programs that cannot see each other, joined by a socket at descriptor 3.
+
+        So that a trusted program can question a hostile one. Ends both when either ends.
+
+        Returns:
+            How `program` and `checker` ended.
+
+        Raises:
+            OSError: the sandbox itself does not work, or offers no such thing.
+        """
+        ...
+
+
+class SandboxScorer(GoldChecker, Protocol):
+    """A file that runs code: `NEEDS = "sandbox"`."""
+
+    NEEDS: Literal["sandbox"]
+
+    def score(self, item: RewardInput, config: Any, sandbox: Sandbox) -> Score:
+        """Returns how good the completion is; limits are the sandbox's, so it may run anywhere."""
+        ...
+
+
+class Endpoint(Protocol):
+    """A service that answers JSON over HTTP; retries, rate limit and cache are the stage's."""
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Returns the parsed answer to `body`; `path` begins with a slash.
+
+        Raises:
+            OSError: no usable answer came, after all retries; the sample is a `grader_error`.
+        """
+        ...
+
+
+class EndpointConfig(ScorerConfig):
+    """Root of the settings of a scoring function that asks a service."""
+
+    url: str | None = None
+    """Of the service, without the path that is asked: `http://127.0.0.1:8000`."""
+    path: str | None = None
+    """Or a model directory that the stage serves itself, with vLLM in a process of its own."""
+    model: str | None = None
+    """What the service calls the model; None: the first that it lists."""
+    api_key_env: str | None = None
+    """Environment variable that holds the bearer token; the token itself is stored nowhere."""
+    concurrency: Annotated[int, Field(gt=0)] = 16
+    """Requests in flight."""
+    requests_per_minute: Annotated[int, Field(gt=0)] | None = None
+    """None: as fast as `concurrency` allows."""
+    request_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    patience_s: Annotated[float, Field(ge=0)] = 120.0
+    """How long a request is tried again while the service is away, busy or broken."""
+
+
+class EndpointScorer(GoldChecker, Protocol):
+    """A file that asks a service: `NEEDS = "endpoint"`, and its Config is an EndpointConfig."""
+
+    NEEDS: Literal["endpoint"]
+    SERVES: Literal["generate", "classify"]
+    """How vLLM serves a model of `path`."""
+
+    def batch_items(self, config: Any) -> int:
+        """Returns how many samples go into one call of `score_batch`."""
+        ...
+
+    def score_batch(
+        self, items: Sequence[RewardInput], config: Any, endpoint: Endpoint
+    ) -> Sequence[Score]:
+        """Returns one score per item, in order."""
         ...

@@ -30,6 +30,12 @@ class RewardPart(BaseModel):
     weight: float = 1.0
     accuracy: bool = False
     """This part's value (1.0 or not) is what evaluations count as accuracy."""
+    domains: list[str] = []
+    """Grades only samples whose `domain_column` holds one of these; empty: all. Elsewhere the part
+    is `not_applicable`."""
+    gate: bool = False
+    """Where this part's value is below 1, the sample's reward is this part's value x weight
+    alone ("format first"), and parts that cost a sandbox or a request are not asked."""
     options: dict[str, Any] = {}
     """The scoring function's own settings, validated by its Config."""
 
@@ -41,6 +47,33 @@ class RewardPart(BaseModel):
     @model_validator(mode="after")
     def _options_are_the_scorers(self) -> "RewardPart":
         scorer(self.kind).Config.model_validate(self.options)
+        return self
+
+
+class SandboxConfig(BaseModel):
+    """Where programs of a model run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    backend: Literal["bubblewrap", "http"] = "bubblewrap"
+    """`http`: a sandbox service that offers `POST /run_code`."""
+    url: str | None = None
+    """Of the sandbox service."""
+    api_key_env: str | None = None
+    """Environment variable that holds the service's bearer token."""
+    concurrency: Annotated[int, Field(gt=0)] = 4
+    """Programs that run at once."""
+    patience_s: Annotated[float, Field(ge=0)] = 120.0
+    """How long a program is tried again while the service is away."""
+    allow_unsandboxed: bool = False
+    """DANGER: run programs of the model as plain processes of this user, with files and network."""
+
+    @model_validator(mode="after")
+    def _a_service_has_an_address(self) -> "SandboxConfig":
+        if (self.backend == "http") != (self.url is not None):
+            raise ValueError(
+                "reward.sandbox.url belongs to reward.sandbox.backend=http. Set both or neither."
+            )
         return self
 
 
@@ -56,7 +89,17 @@ class RewardConfig(BaseModel):
     """Backstop for a sample that waits instead of computing."""
     memory_limit_bytes: Annotated[int, Field(gt=0)] = 2 << 30
     """Address space one worker may grow by."""
+    combine: Literal["sum", "normalised_sum"] = "sum"
+    """`normalised_sum`: every part's values are first brought to mean 0 and deviation 1 within
+    their prompt group, so that no part drowns another by its scale."""
+    domain_column: str = "domain"
+    """What `domains` of parts look at: the data set's name, or a key of the prompt's extra."""
+    sandbox: SandboxConfig = SandboxConfig()
     workers: Annotated[int, Field(gt=0)] = 2
+    recycle_after: Annotated[int, Field(gt=0)] = 2000
+    """A worker is replaced after so many samples: what libraries leak or cache goes with it."""
+    python: str | None = None
+    """Interpreter of the engines' environment, for models that the stage serves itself."""
     max_failed_share: Annotated[float, Field(ge=0, le=1)] = 0.1
     """A step with a larger share of samples without a reward stops (promise 5)."""
 
@@ -78,8 +121,36 @@ class RewardConfig(BaseModel):
         return next((part for part in self.parts if part.accuracy), self.parts[0])
 
     def request_fields(self) -> dict[str, Any]:
-        """Returns what of this config the rewards depend on."""
-        return self.model_dump(mode="json", exclude={"workers", "max_failed_share"})
+        """Returns what of this config the rewards depend on.
+
+        What a later version added is left out where it says nothing, so that requests of runs
+        that were begun without it keep their digests.
+        """
+        fields = self.model_dump(mode="json", exclude=_NO_PART)
+        fields["parts"] = [
+            part.model_dump(mode="json", exclude=_unset(part, "domains", "gate"))
+            for part in self.parts
+        ]
+        silent = _unset(self, "combine", "domain_column")
+        if fields["sandbox"] == _NO_SANDBOX.model_dump(mode="json", exclude=_NO_PART["sandbox"]):
+            silent.add("sandbox")
+        return {name: value for name, value in fields.items() if name not in silent}
+
+
+_NO_PART: Any = {
+    "workers": True,
+    "recycle_after": True,
+    "max_failed_share": True,
+    "python": True,
+    "sandbox": {"concurrency", "patience_s", "api_key_env"},
+}
+_NO_SANDBOX = SandboxConfig()
+
+
+def _unset(model: BaseModel, *names: str) -> set[str]:
+    """Returns those fields that have their default."""
+    fields = type(model).model_fields
+    return {name for name in names if getattr(model, name) == fields[name].default}
 
 
 class RewardRequest(Record):

@@ -10,7 +10,7 @@ from rewards.contract import RewardInput
 from tasks.errors import Permanent
 from tasks.reward.decoding import Decode, completion_text
 
-PROMPT_COLUMNS = ["group_id", "prompt_token_ids", "answer", "extra"]
+PROMPT_COLUMNS = ["group_id", "domain", "prompt_token_ids", "answer", "extra"]
 SAMPLE_COLUMNS = [
     "sample_id",
     "group_id",
@@ -50,6 +50,7 @@ def reward_inputs(samples: pa.Table, prompts: pa.Table, *, decode: Decode) -> li
             extra=extras[row["group_id"]],
             finish_reason=row["finish_reason"],
             token_ids=row["completion_token_ids"],
+            domain=asked[row["group_id"]]["domain"],
         )
         for row in rows
     ]

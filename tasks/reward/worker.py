@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, cast
 
 from rewards import scorer
 from rewards.contract import RewardInput, Score, Scorer
@@ -84,7 +84,7 @@ def _receive(requests: BinaryIO, batches: "queue.SimpleQueue[Batch]") -> None:
 
 
 def _grade(batch: Batch, results: BinaryIO) -> None:
-    loaded = [(part, scorer(part.kind)) for part in batch.parts]
+    loaded = [(part, cast(Scorer, scorer(part.kind))) for part in batch.parts]
     configured = [(part, module, module.Config(**part.options)) for part, module in loaded]
     grade_one = _score if batch.mode == "score" else _check_gold
     for item in batch.items:
