@@ -14,6 +14,7 @@ from typer.core import TyperCommand
 
 from flows.cli_ledger import diff, gc, keys, samples, sql, verify
 from flows.cli_options import Endpoint, Run, Store, after_interrupt
+from flows.cli_rewards import rewards
 from flows.show import RunSummary
 from flows.terminal import command_line, print_next, print_summary
 from tasks.errors import Permanent, Transient
@@ -252,6 +253,7 @@ def export(
 for _command in (sql, samples, gc, verify, diff):
     app.command()(_command)
 app.add_typer(keys, name="keys")
+app.add_typer(rewards, name="rewards")
 
 
 def _cause(error: BaseException) -> str:

@@ -148,6 +148,14 @@ def verify(  # noqa: PLR0913 - every option is a parameter
     key: Annotated[
         Path | None, typer.Option(help="Public key that must have signed every commit.")
     ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="reward.key=value: list what another way of grading would change; repeatable, "
+            "with --level facts.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
     store: Store = None,
     endpoint: Endpoint = None,
@@ -166,7 +174,7 @@ def verify(  # noqa: PLR0913 - every option is a parameter
     from tasks.workspace import open_workspace
 
     first, last = parse_steps(steps)
-    options = VerifyOptions(level, first, last, sample, seed, head, key)
+    options = VerifyOptions(level, first, last, sample, seed, head, key, overrides or [])
     where = resolve_store(store, endpoint)
     opened = open_store(where, writing=False)
     with open_workspace(home()) as workspace, showing_progress(quiet=as_json) as progress:

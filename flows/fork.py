@@ -117,7 +117,7 @@ def _prepare(
         max_prompt_tokens=max_prompt_tokens(config),
     )
     inputs = prepare(request, store, tokenizer_dir=tokenizer_dir, cache=workspace.cache)
-    check_prompts(config, inputs, store)
+    check_prompts(config, inputs, store, workspace=workspace)
     return inputs
 
 

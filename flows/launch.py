@@ -22,6 +22,7 @@ from storage.records import PromptInputs, RunRecord, canonical_json
 from storage.schemas import PROMPTS
 from tasks.prompts.contract import PrepareRequest
 from tasks.prompts.prepare import prepare
+from tasks.reward.inputs import GOLD_COLUMNS
 from tasks.reward.stage import check_golds
 from tasks.workspace import Workspace
 
@@ -70,7 +71,7 @@ def launch(
         max_prompt_tokens=max_prompt_tokens(config),
     )
     inputs = prepare(request, store, tokenizer_dir=model_dir, cache=workspace.cache)
-    check_prompts(config, inputs, store)
+    check_prompts(config, inputs, store, workspace=workspace)
     for prompt_set in inputs.sets:
         watcher.say(
             f"prompts {prompt_set.name}: {prompt_set.train_rows} to train on, "
@@ -147,7 +148,9 @@ def check_storable(config: RunConfig) -> None:
         )
 
 
-def check_prompts(config: RunConfig, inputs: PromptInputs, store: ObjectStore) -> None:
+def check_prompts(
+    config: RunConfig, inputs: PromptInputs, store: ObjectStore, *, workspace: Workspace
+) -> None:
     """Checks that prompts are held out and that every gold answer can be graded.
 
     Raises:
@@ -160,5 +163,5 @@ def check_prompts(config: RunConfig, inputs: PromptInputs, store: ObjectStore) -
             "(prompts.datasets), for example 200."
         )
     for ref in (inputs.train, inputs.held_out):
-        table = read_shard(store, ref, schema=PROMPTS, columns=["prompt_id", "answer", "extra"])
-        check_golds(config.reward, table.to_pylist())
+        table = read_shard(store, ref, schema=PROMPTS, columns=GOLD_COLUMNS)
+        check_golds(config.reward, table.to_pylist(), workspace=workspace)

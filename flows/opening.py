@@ -6,7 +6,9 @@ from contextlib import ExitStack, contextmanager
 
 from prefect.runtime import flow_run
 
+from flows.grading_progress import GradingProgress
 from flows.phases import Phase
+from flows.placement import Site
 from flows.prefect_server import run_url
 from flows.progress import Watcher
 from flows.reports import Reports
@@ -57,17 +59,6 @@ def open_session(
     newest = checked_head(store, run)
     with ExitStack() as stack:
         workspace: Workspace = stack.enter_context(open_workspace(home()))
-        place = TOPOLOGIES[phase.config.topology]
-        stages = stack.enter_context(
-            place(
-                record,
-                config=phase.config,
-                store=store,
-                store_config=store_config,
-                workspace=workspace,
-                say=watcher.say,
-            )
-        )
         reports = Reports(
             store,
             record,
@@ -76,6 +67,20 @@ def open_session(
             first=newest[0].step + 1 if newest else first_step(record) + 1,
             last=phase.until,
             store_config=store_config,
+        )
+        place = TOPOLOGIES[phase.config.topology]
+        stages = stack.enter_context(
+            place(
+                Site(
+                    record=record,
+                    config=phase.config,
+                    store=store,
+                    store_config=store_config,
+                    workspace=workspace,
+                    say=watcher.say,
+                    graded=GradingProgress([watcher.graded, reports.graded]),
+                )
+            )
         )
         stack.enter_context(reports)
         session = Session(

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from flows.config import RunConfig, in_one_line
+from tasks.reward.contract import RewardConfig
 
 
 def with_overrides(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
@@ -26,6 +27,27 @@ def with_overrides(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
             raise ValueError(f"--set {assignment!r} has no value. Expected --set key=value.")
         _assign(values, key.strip().split("."), _parse(text), key.strip())
     return validated(values)
+
+
+def overridden_reward(config: RewardConfig, assignments: Sequence[str]) -> RewardConfig:
+    """Returns how samples would be graded with every `reward.key=value` applied.
+
+    Raises:
+        ValueError: no such key, another than the reward's, or a value that does not fit.
+    """
+    values = {"reward": config.model_dump(mode="json")}
+    for assignment in assignments:
+        key, mark, text = assignment.partition("=")
+        if not mark or not key.strip().startswith("reward."):
+            raise ValueError(
+                f"--set {assignment!r} changes no reward. Expected reward.key=value: what was "
+                "sampled and trained is a fact, and only its grading can be tried another way."
+            )
+        _assign(values, key.strip().split("."), _parse(text), key.strip())
+    try:
+        return RewardConfig.model_validate(values["reward"])
+    except ValidationError as error:
+        raise ValueError(f"The reward does not work. {in_one_line(error)}") from error
 
 
 def validated(values: dict[str, Any]) -> RunConfig:

@@ -27,7 +27,8 @@ from tasks.child_process import Face
 from tasks.client import Child, ChildSpec, InProcess, StageClient
 from tasks.errors import Permanent
 from tasks.fleet import Address, Fleet, FleetSpec
-from tasks.reward.pool import start as start_reward_pool
+from tasks.reward.contract import Progress
+from tasks.reward.grading import start as start_grading
 from tasks.rollout.contract import LoadRequest
 from tasks.service_contract import Health
 from tasks.workspace import Workspace
@@ -45,6 +46,9 @@ class Site:
     store_config: StoreConfig
     workspace: Workspace
     say: Callable[[str], None]
+    """Told what an engine is doing while a stage waits for it."""
+    graded: Progress
+    """Told how many samples have their reward, on whatever thread."""
 
 
 @contextmanager
@@ -78,11 +82,10 @@ def reward_placed(site: Site) -> Iterator[StageClient]:
         yield _per_step("reward", site)
         return
     settings = site.config.reward.model_dump(mode="json")
-    pool = start_reward_pool(settings, model_dir=Path(), workspace=site.workspace)
-    try:
-        yield InProcess(reward_stage, store=site.store, engine=pool, workspace=site.workspace)
-    finally:
-        pool.close()
+    with start_grading(
+        settings, model_dir=Path(), workspace=site.workspace, progress=site.graded
+    ) as grading:
+        yield InProcess(reward_stage, store=site.store, engine=grading, workspace=site.workspace)
 
 
 def _per_step(stage: str, site: Site) -> PerStep:

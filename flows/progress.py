@@ -37,6 +37,10 @@ class Watcher(Protocol):
         """A stage of a step began."""
         ...
 
+    def graded(self, done: int, total: int) -> None:
+        """So many samples of the open step have their reward, of so many. On any thread."""
+        ...
+
     def committed(self, commit: StepCommit, *, seconds: float) -> None:
         """A step exists."""
         ...
@@ -59,6 +63,7 @@ class Bars:
         self._last = last
         self._first = first
         self._accuracy: float | None = None
+        self._stage = ""
         self._run_bar: TaskID = progress.add_task(run, total=max(last - first + 1, 0), figures="")
         self._step_bar: TaskID = progress.add_task("starting", total=len(STAGES), figures="")
 
@@ -73,12 +78,20 @@ class Bars:
 
     def stage(self, step: int, stage: str) -> None:
         """Moves the second bar to `stage`."""
+        self._stage = f"step {step} · {stage}"
         self._progress.update(
             self._step_bar,
-            description=f"step {step} · {stage}",
+            description=self._stage,
             total=len(STAGES),
             completed=STAGES.index(stage),
         )
+
+    def graded(self, done: int, total: int) -> None:
+        """Shows how far grading is."""
+        if self._stage.endswith("reward"):
+            self._progress.update(
+                self._step_bar, description=f"{self._stage} {done} of {total} samples"
+            )
 
     def committed(self, commit: StepCommit, *, seconds: float) -> None:
         """Advances the first bar and shows the step's figures."""
@@ -116,6 +129,9 @@ class Lines:
 
     def stage(self, step: int, stage: str) -> None:
         """Stays silent: a line per stage would bury the steps."""
+
+    def graded(self, done: int, total: int) -> None:
+        """Stays silent."""
 
     def committed(self, commit: StepCommit, *, seconds: float) -> None:
         """Prints the step with its figures."""
@@ -155,6 +171,11 @@ class Each:
         """See `Watcher`."""
         for watcher in self._watchers:
             watcher.stage(step, stage)
+
+    def graded(self, done: int, total: int) -> None:
+        """See `Watcher`."""
+        for watcher in self._watchers:
+            watcher.graded(done, total)
 
     def committed(self, commit: StepCommit, *, seconds: float) -> None:
         """See `Watcher`."""

@@ -7,6 +7,7 @@ from typing import Self
 
 from prefect.client.orchestration import SyncPrefectClient
 
+from flows.grading_progress import grading_artifact, percent
 from flows.overview_page import Overview, overview_markdown, utc_now
 from flows.posting import LiveArtifact, Poster, artifact_key
 from flows.prefect_server import run_url
@@ -51,6 +52,7 @@ class Reports:
         steps = f"Steps {self.first} to {self.last}"
         self._overview_page = self._live("overview", "markdown", f"Run {run}", every_s=2.0)
         self._progress = self._live("progress", "progress", steps, every_s=0.5)
+        self._grading = grading_artifact(run, self.run_flow_id)
         self._leases = LeaseWatch(self.store, run, "")
         self._poster = Poster(f"run {run}", self._flush)
 
@@ -74,6 +76,10 @@ class Reports:
     def evaluated(self, record: EvalRecord, *, flow_run_id: str | None) -> None:
         """Queues an evaluation: its point on the curve, shown at its flow run."""
         self._poster.put(lambda client: self._report_evaluation(client, record, flow_run_id))
+
+    def graded(self, done: int, total: int) -> None:
+        """Takes how many samples of the open step have their reward."""
+        self._grading.show(lambda: percent(done, total))
 
     def _recall(self, client: SyncPrefectClient) -> None:
         """Takes what the run did before this controller into curve and overview."""
@@ -134,6 +140,7 @@ class Reports:
 
     def _flush(self, client: SyncPrefectClient) -> None:
         self._progress.flush(client)
+        self._grading.flush(client)
         self._overview_page.flush(client)
 
     def _end(self, client: SyncPrefectClient, kind: type[BaseException] | None) -> None:
@@ -149,6 +156,7 @@ class Reports:
         self._overview_page.show(self._page)
         self._overview_page.flush(client, now=True)
         self._progress.flush(client, now=True)
+        self._grading.flush(client, now=True)
 
     def _live(self, name: str, kind: str, description: str, *, every_s: float) -> LiveArtifact:
         key = artifact_key(self.run.run, name)

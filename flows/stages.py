@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow
+from prefect.runtime import flow_run
 
 import tasks.reward.stage as reward_module
 from flows.changes import config_as_of, newest_plan
 from flows.config import RunConfig
+from flows.grading_progress import GradingProgress, showing_grading
 from flows.known_environments import known_environment
 from flows.model import base_model
 from flows.per_step import ANSWER, REQUEST
@@ -25,7 +27,6 @@ from flows.progress import Lines
 from flows.stores import resolve_store
 from flows.worker_process import begin
 from infra.home import home
-from storage import environment
 from storage.ledger import head, read_run
 from storage.object_store import ObjectStore
 from storage.opening import open_store
@@ -33,7 +34,7 @@ from storage.records import Record, RunRecord
 from storage.store_config import StoreConfig
 from tasks.client import Child, InProcess, StageClient
 from tasks.errors import Permanent, Transient
-from tasks.reward.pool import start as start_reward_pool
+from tasks.reward.grading import start as start_grading
 from tasks.service_contract import Answer, ErrorBody, RunCall
 from tasks.train.contract import GenesisRequest
 from tasks.workspace import Workspace, open_workspace
@@ -151,13 +152,15 @@ def _client(asked: _Asked, workspace: Workspace) -> Iterator[StageClient]:
     """Yields the stage with its engine started and its environment accepted."""
     known = known_environment(asked.store, asked.record.run, asked.stage)
     if asked.stage == "reward":
-        _accept(asked, environment.describe(reward_module.PACKAGES), known)
         settings = asked.config.reward.model_dump(mode="json")
-        pool = start_reward_pool(settings, model_dir=Path(), workspace=workspace)
-        try:
-            yield InProcess(reward_module, store=asked.store, engine=pool, workspace=workspace)
-        finally:
-            pool.close()
+        with (
+            showing_grading(asked.record.run, flow_run.get_id()) as graded,
+            start_grading(
+                settings, model_dir=Path(), workspace=workspace, progress=GradingProgress([graded])
+            ) as grading,
+        ):
+            _accept(asked, reward_module.describe(grading, asked.config.reward), known)
+            yield InProcess(reward_module, store=asked.store, engine=grading, workspace=workspace)
         return
     stage: EngineStage = "rollout" if asked.stage == "rollout" else "train"
     spec = child_spec(stage, asked.record, asked.config, store=asked.where)

@@ -3,10 +3,12 @@
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flows.config import RunConfig
+from flows.overrides import overridden_reward
 from flows.verify_evals import audit_evaluations
 from flows.verify_facts import audit_facts
 from flows.verify_replay import Replayed, open_replayer
@@ -43,7 +45,9 @@ class VerifyOptions:
     `sample` is the share of steps whose facts are computed again; which ones follows from `seed`
     and the digests of the commits, so that whoever wrote the run cannot know them beforehand if
     the seed is the auditor's own. `head` is the digest of a commit seen once; `key_file` the
-    public key that must have signed all commits.
+    public key that must have signed all commits. `overrides` (`reward.key=value`) grade samples
+    another way: what would change is listed, and whether recorded rewards come out again is then
+    not looked at.
     """
 
     level: Level = "chain"
@@ -53,6 +57,7 @@ class VerifyOptions:
     seed: str = ""
     head: str | None = None
     key_file: Path | None = None
+    overrides: Sequence[str] = ()
 
 
 Progress = Callable[[str, int, int], None]
@@ -81,6 +86,11 @@ def check_options(options: VerifyOptions) -> None:
     Raises:
         ValueError: it makes no sense; the message says what would.
     """
+    if options.overrides and options.level != "facts":
+        raise ValueError(
+            f"--set was given with level {options.level}. Expected --level facts, where samples "
+            "are graded again."
+        )
     if not 0 < options.sample <= 1:
         raise ValueError(f"--sample is {options.sample}. Expected a share above 0 and up to 1.")
     if options.head is not None and not re.fullmatch(r"[0-9a-f]{64}", options.head):
@@ -158,6 +168,7 @@ def verify_run(
             ReplayedStage(step=step, stage=found.stage, outcome=found.outcome, detail=found.detail)
             for step, found in replayed
         ],
+        overrides=list(options.overrides),
         looked_at=looked_at(chain),
         unreferenced=unreferenced(chain),
         given_up=dict(chain.tally.given_up),
@@ -212,7 +223,10 @@ def _look_inside(look: _Look) -> tuple[Facts, Facts, list[tuple[int, Replayed]]]
     if chain.run is None or chain.head_step is None:
         return facts, evals, []
     first, last = options.first or 0, chain.head_step
-    with open_graders(look.workspace) as graders:
+    if options.overrides:
+        # So that a slip is an error at once, and not a step that could not be checked.
+        overridden_reward(RunConfig.model_validate(chain.run.config).reward, options.overrides)
+    with open_graders(look.workspace, overrides=options.overrides) as graders:
         regrading = graders if options.level != "chain" else None
         audit_evaluations(store, chain.run, first=first, last=last, graders=regrading, facts=evals)
         if options.level == "chain":

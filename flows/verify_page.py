@@ -15,7 +15,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from flows.verify_report import PromiseReport, Report, count, megabytes
+from flows.verify_report import PromiseReport, Report, SampleDifference, count, megabytes
 
 MAX_FINDINGS = 20
 """Findings that a person is shown; JSON has more."""
@@ -164,16 +164,41 @@ def _left(report: Report) -> list[str]:
     if garbage.get("uncommitted"):
         number = count(garbage["uncommitted"], "object")
         lines.append(f"uncommitted: {number} of work that is open, looked at when it is committed")
-    for other in report.grading_differences:
-        first = other.examples[0]
-        lines.append(
-            f"step {other.step}: {other.num_differing} of {other.num_samples} samples are graded "
-            f"otherwise today, like {first.sample_id}: {first.was} ({first.was_status}) then, "
-            f"{first.now} ({first.now_status}) now"
-        )
+    lines += _changes(report) if report.overrides else _differences(report)
     lines += [f"left out: {line}" for line in report.left_out[:MAX_FINDINGS]]
     lines += [f"not checked: {line}" for line in report.unchecked[:MAX_FINDINGS]]
     return lines
+
+
+def _differences(report: Report) -> list[str]:
+    """Returns a line per step that is graded otherwise today."""
+    return [
+        f"step {other.step}: {other.num_differing} of {other.num_samples} samples are graded "
+        f"otherwise today, like {_change(other.examples[0])}"
+        for other in report.grading_differences
+    ]
+
+
+def _changes(report: Report) -> list[str]:
+    """Returns what would change if samples were graded another way, sample by sample."""
+    found = [
+        (other.step, sample) for other in report.grading_differences for sample in other.examples
+    ]
+    lines = [
+        f"graded another way ({', '.join(report.overrides)}): {count(len(found), 'sample')} would "
+        "change; nothing was written"
+    ]
+    lines += [f"step {step}: {_change(sample)}" for step, sample in found[:MAX_FINDINGS]]
+    if len(found) > MAX_FINDINGS:
+        lines.append(f"and {len(found) - MAX_FINDINGS} more; --json lists all")
+    return lines
+
+
+def _change(sample: SampleDifference) -> str:
+    return (
+        f"{sample.sample_id}: {sample.was} ({sample.was_status}) then, "
+        f"{sample.now} ({sample.now_status}) now"
+    )
 
 
 def report_markdown(report: Report) -> str:

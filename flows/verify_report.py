@@ -84,6 +84,8 @@ class Report(Record):
     notes: list[str]
     facts_of_steps: list[int]
     grading_differences: list[GradingDifference]
+    overrides: list[str]
+    """How samples were graded another way; the differences are then what would change."""
     left_out: list[str]
     unchecked: list[str]
     replayed: list[ReplayedStage]

@@ -1,20 +1,21 @@
 """The facts of one shard, of a step or of an evaluation: what was sampled, and how it is graded."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
+from flows.overrides import overridden_reward
 from storage.audit_findings import Tally
 from storage.experience import read_shard
 from storage.layout import EvalScope, StepScope
 from storage.object_store import ObjectStore
 from storage.objects import read_object
-from storage.records import ObjectRef, PolicyRef, RunRecord, StageRecord
+from storage.records import ObjectRef, PolicyRef, RunRecord, StageRecord, canonical_json
 from storage.schemas import REWARDS
 from tasks.reward.audit import OtherReward, audit_rewards, regrade, say_regraded
 from tasks.reward.contract import RewardConfig, RewardRequest
-from tasks.reward.pool import RewardPool
+from tasks.reward.grading import Grading
 from tasks.rollout.audit import audit_samples
 from tasks.rollout.contract import RolloutRequest, requested_config
 from tasks.workspace import Workspace
@@ -57,28 +58,28 @@ class Facts:
 
 @dataclass(frozen=True)
 class Graders:
-    """Grading processes, one pool per set of scoring functions, warm until the audit ends."""
+    """What grades again, one per way to grade, warm until the audit ends."""
 
     workspace: Workspace
     stack: ExitStack
-    pools: dict[tuple[str, ...], RewardPool] = field(
-        default_factory=dict[tuple[str, ...], RewardPool]
-    )
+    overrides: Sequence[str] = ()
+    """`reward.key=value`: how the auditor would have graded instead."""
+    opened: dict[bytes, Grading] = field(default_factory=dict[bytes, Grading])
 
-    def pool(self, config: RewardConfig) -> RewardPool:
-        """Returns the pool for `config`, started if it is the first to ask."""
-        kinds = tuple(sorted({part.kind for part in config.parts}))
-        if kinds not in self.pools:
-            made = RewardPool(kinds, workers=config.workers, log_dir=self.workspace.scratch)
-            self.pools[kinds] = self.stack.enter_context(made)
-        return self.pools[kinds]
+    def grading(self, config: RewardConfig) -> Grading:
+        """Returns what grades as `config` says, started if it is the first to ask."""
+        key = canonical_json(config.model_dump(mode="json"))
+        if key not in self.opened:
+            made = Grading(config, workspace=self.workspace)
+            self.opened[key] = self.stack.enter_context(made)
+        return self.opened[key]
 
 
 @contextmanager
-def open_graders(workspace: Workspace) -> Iterator[Graders]:
+def open_graders(workspace: Workspace, *, overrides: Sequence[str] = ()) -> Iterator[Graders]:
     """Yields graders; their processes end with the block."""
     with ExitStack() as stack:
-        yield Graders(workspace, stack)
+        yield Graders(workspace, stack, overrides)
 
 
 @dataclass(frozen=True)
@@ -155,9 +156,16 @@ def audit_shard(
     stored = read_shard(store, rewards, schema=REWARDS)
     audit_rewards(stored, ids, key=rewards.key, tally=tally)
     asked = shard.reward_request(graded, sampled.outputs["samples"])
-    pool = graders.pool(asked.config)
-    found = regrade(asked, graded, store, pool, cache=graders.workspace.cache)
-    say_regraded(found, rewards, tally=tally)
+    if graders.overrides:
+        config = overridden_reward(asked.config, graders.overrides)
+        asked = asked.model_copy(update={"config": config})
+    engine = graders.grading(asked.config)
+    found = regrade(asked, graded, store, engine, cache=graders.workspace.cache)
+    if graders.overrides:
+        found.others = [other for other in found.others if other.is_other_verdict]
+        tally.counts["rewards graded another way"] += found.num_samples - len(found.left_out)
+    else:
+        say_regraded(found, rewards, tally=tally)
     number = shard.scope.step if isinstance(shard.scope, StepScope) else shard.scope.version
     facts.left_out += [f"step {number}: {line}" for line in found.left_out]
     if found.others:
@@ -167,7 +175,7 @@ def audit_shard(
                 shard=rewards.key,
                 num_samples=found.num_samples,
                 num_differing=len(found.others),
-                examples=found.others[:MAX_EXAMPLES],
+                examples=found.others if graders.overrides else found.others[:MAX_EXAMPLES],
             )
         )
 

@@ -238,6 +238,9 @@ def _left(replayed: Sequence[tuple[int, Replayed]], outcome: str) -> str:
 
 
 def _recomputed(facts: Tally) -> str:
+    another_way = facts.counts["rewards graded another way"]
+    if another_way:
+        return f"{count(another_way, 'reward')} graded another way, see below"
     left_out = facts.counts["rewards left out"]
     rest = f" ({left_out} left out)" if left_out else ""
     difference = facts.maxima.get("advantage difference") or 0.0

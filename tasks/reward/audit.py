@@ -18,7 +18,8 @@ from storage.schemas import PROMPTS, REWARDS, SAMPLES
 from tasks.reward.contract import RewardConfig, RewardEngine, RewardRequest
 from tasks.reward.decoding import open_decoder
 from tasks.reward.inputs import PROMPT_COLUMNS, SAMPLE_COLUMNS, reward_inputs
-from tasks.reward.stage import PACKAGES, rewards_table, weighted_sum
+from tasks.reward.mixture import combine
+from tasks.reward.stage import describe, rewards_table
 
 NOT_REPLAYABLE = "not replayable: "
 """How a record's notes begin that name a sample which ran into a limit."""
@@ -40,6 +41,11 @@ class OtherReward:
     now: float | None
     now_status: str
     columns: list[str]
+
+    @property
+    def is_other_verdict(self) -> bool:
+        """Whether the reward itself, or whether there is one, is another."""
+        return (self.was, self.was_status) != (self.now, self.now_status)
 
 
 @dataclass
@@ -85,13 +91,12 @@ def regrade(
     prompts = read_shard(store, request.prompts, schema=PROMPTS, columns=PROMPT_COLUMNS)
     decode = open_decoder(open_input(store, request.model, cache=cache))
     items = reward_inputs(samples, prompts, decode=decode)
-    scores = [weighted_sum(config, parts) for parts in engine.grade(items, config=config)]
+    parts = engine.grade(items, config=config, about=record.stage)
+    scores = combine(config, parts, groups=samples.column("group_id").to_pylist())
     again = rewards_table([item.sample_id for item in items], scores)
     stored = read_shard(store, record.outputs["rewards"], schema=REWARDS)
     found = Regraded(num_samples=stored.num_rows)
-    found.environment_changes = environment.changes(
-        record.environment, environment.describe(PACKAGES)
-    )
+    found.environment_changes = environment.changes(record.environment, describe(engine, config))
     noted = {_noted_sample(note) for note in record.notes if note.startswith(NOT_REPLAYABLE)}
     for other in other_rows(stored, again):
         limit = _ran_into_limit(other, noted)

@@ -1,6 +1,6 @@
 """What the reward stage takes and gives: a samples shard in, a rewards shard out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -191,19 +191,35 @@ class RewardResult(Record):
     reused: bool
 
 
+Mode = Literal["score", "check_gold"]
+"""`check_gold` looks at the data set's side only: a score without value names a bad gold."""
+
+Progress = Callable[[str, int, int], None]
+"""Told what is graded, and of how many samples how many are done."""
+
+
 class RewardEngine(Protocol):
-    """Grades samples in processes that can be killed; holds nothing that results depend on."""
+    """Grades samples where they can be killed; holds nothing that results depend on."""
 
     def grade(
         self,
         items: Sequence[RewardInput],
         *,
         config: RewardConfig,
-        mode: Literal["score", "check_gold"] = "score",
+        mode: Mode = "score",
+        about: str = "",
     ) -> list[tuple[Score, ...]]:
         """Returns the scores of every item in the order of `items`, one per part of `config`.
 
+        Whatever an item does, the others are graded: its own score says what became of it.
+        `about` says what is graded, to whoever watches.
+
         Raises:
             Transient: the grading processes do not start.
+            ValueError: no sandbox is possible here, or an endpoint's settings are unusable.
         """
+        ...
+
+    def describe(self, config: RewardConfig) -> dict[str, str]:
+        """Returns what beside our own code decides the rewards: sandbox, models, user's code."""
         ...

@@ -11,6 +11,7 @@ from tasks.errors import Permanent
 from tasks.reward.decoding import Decode, completion_text
 
 PROMPT_COLUMNS = ["group_id", "domain", "prompt_token_ids", "answer", "extra"]
+GOLD_COLUMNS = ["prompt_id", "domain", "answer", "extra"]
 SAMPLE_COLUMNS = [
     "sample_id",
     "group_id",
@@ -57,9 +58,15 @@ def reward_inputs(samples: pa.Table, prompts: pa.Table, *, decode: Decode) -> li
 
 
 def gold_inputs(rows: Sequence[Row]) -> list[RewardInput]:
-    """Returns the data set's side of prompt rows (`prompt_id`, `answer`, `extra`)."""
+    """Returns the data set's side of prompt rows (`prompt_id`, `domain`, `answer`, `extra`)."""
     return [
-        RewardInput("", answer=row["answer"], sample_id=row["prompt_id"], extra=_extra(row))
+        RewardInput(
+            "",
+            answer=row["answer"],
+            sample_id=row["prompt_id"],
+            extra=_extra(row),
+            domain=row["domain"],
+        )
         for row in rows
     ]
 

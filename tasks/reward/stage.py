@@ -1,12 +1,10 @@
 """The reward stage: a samples shard in, a rewards shard and its record out."""
 
 import logging
-import tempfile
 import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -25,8 +23,9 @@ from tasks.errors import Permanent
 from tasks.reward.admission import admit
 from tasks.reward.contract import RewardConfig, RewardEngine, RewardRequest, RewardResult
 from tasks.reward.decoding import open_decoder
+from tasks.reward.grading import Grading
 from tasks.reward.inputs import PROMPT_COLUMNS, SAMPLE_COLUMNS, Row, gold_inputs, reward_inputs
-from tasks.reward.pool import RewardPool
+from tasks.reward.mixture import combine
 from tasks.workspace import Workspace
 
 logger = logging.getLogger(__name__)
@@ -47,7 +46,6 @@ PACKAGES = (
 
 _STATUSES: tuple[Status, ...] = ("graded", "grader_error", "grader_timeout", "not_applicable")
 _SHOWN = 3
-_REASON_CHARACTERS = 300
 
 
 def run(
@@ -88,23 +86,37 @@ def find(request: Record, store: ObjectStore) -> RewardResult | None:
     return None if found is None else RewardResult(record=found, reused=True)
 
 
-def check_golds(config: RewardConfig, rows: Sequence[Row]) -> None:
+def describe(engine: RewardEngine, config: RewardConfig) -> dict[str, str]:
+    """Returns the environment of the stage: what a record says made it."""
+    return environment.describe(PACKAGES) | engine.describe(config)
+
+
+def check_golds(config: RewardConfig, rows: Sequence[Row], *, workspace: Workspace) -> None:
     """Checks at launch that every row of the data sets can be graded (rule 6 of grading).
 
     Args:
         config: the parts that will grade.
-        rows: `prompt_id`, `answer` and `extra` (a JSON object) of every prompt.
+        rows: `prompt_id`, `domain`, `answer` and `extra` (a JSON object) of every prompt.
+        workspace: the workers' logs go to its scratch.
 
     Raises:
-        ValueError: rows cannot be graded; the message counts them and names the first.
+        ValueError: rows cannot be graded; the message counts them and names the first. Or no
+            sandbox is possible here, or an endpoint's settings are unusable.
     """
     items = gold_inputs(rows)
-    kinds = [part.kind for part in config.parts]
-    with (
-        tempfile.TemporaryDirectory() as logs,
-        RewardPool(kinds, workers=config.workers, log_dir=Path(logs)) as pool,
-    ):
-        scores = pool.grade(items, config=config, mode="check_gold")
+    with Grading(config, workspace=workspace) as grading:
+        scores = grading.grade(items, config=config, mode="check_gold")
+    nobody = [
+        item.sample_id
+        for item, parts in zip(items, scores, strict=True)
+        if all(score.status == "not_applicable" for score in parts)
+    ]
+    if nobody:
+        raise ValueError(
+            f"No part of reward.parts is for {len(nobody)} of {len(items)} prompts, among them "
+            f"{', '.join(nobody[:_SHOWN])}. Expected one at least: look at `domains` of the parts, "
+            f"which are compared with {config.domain_column!r}."
+        )
     bad = [
         f"{item.sample_id} ({part.stored_name}: {score.reason})"
         for item, parts in zip(items, scores, strict=True)
@@ -119,28 +131,6 @@ def check_golds(config: RewardConfig, rows: Sequence[Row]) -> None:
         )
 
 
-def weighted_sum(config: RewardConfig, scores: Sequence[Score]) -> Score:
-    """Returns the sample's score: sum of value x weight over its parts.
-
-    A part that is `not_applicable` takes no part in the sum. The value is None unless every other
-    part was graded (and there is one): a failure is not a zero. Status and reason are then those
-    of the first part that failed.
-    """
-    parts = tuple(
-        Part(part.stored_name, score.value, part.weight, score.status, _stored(score.reason))
-        for part, score in zip(config.parts, scores, strict=True)
-    )
-    applied = [part for part in parts if part.status != "not_applicable"]
-    failed = next((part for part in applied if part.status != "graded"), None)
-    if failed is not None:
-        return Score(None, failed.status, failed.reason, parts)
-    if not applied:
-        return Score(None, "not_applicable", "no part applies to this sample", parts)
-    value = sum(part.value * part.weight for part in applied if part.value is not None)
-    reasons = "; ".join(f"{part.name}: {part.reason}" for part in applied if part.reason)
-    return Score(value, "graded", reasons or None, parts)
-
-
 def _grade(
     request: RewardRequest, store: ObjectStore, engine: RewardEngine, *, workspace: Workspace
 ) -> StageRecord:
@@ -153,9 +143,9 @@ def _grade(
     decode = open_decoder(open_input(store, request.model, cache=workspace.cache))
     items = reward_inputs(samples, prompts, decode=decode)
     read = time.perf_counter()
-    scores = [
-        weighted_sum(request.config, parts) for parts in engine.grade(items, config=request.config)
-    ]
+    about = f"{request.scope.prefix} {request.stage}"
+    parts = engine.grade(items, config=request.config, about=about)
+    scores = combine(request.config, parts, groups=samples.column("group_id").to_pylist())
     graded = time.perf_counter()
     sample_ids = [item.sample_id for item in items]
     _check_failed_share(request, sample_ids, scores)
@@ -166,7 +156,7 @@ def _grade(
         "grade": graded - read,
         "write": time.perf_counter() - graded,
     }
-    described = environment.describe(PACKAGES)
+    described = describe(engine, request.config)
     return StageRecord(
         stage=request.stage,
         request=request.body(),
@@ -206,34 +196,35 @@ def _part_row(part: Part) -> dict[str, Any]:
     }
 
 
-def _stored(reason: str | None) -> str | None:
-    """Reasons may quote a completion: they are cut to a length that a table can show."""
-    return None if reason is None else reason[:_REASON_CHARACTERS]
-
-
 def _check_failed_share(
     request: RewardRequest, sample_ids: Sequence[str], scores: Sequence[Score]
 ) -> None:
-    failed = _failures(sample_ids, scores)
-    limit = request.config.max_failed_share
-    if not failed or len(failed) <= limit * len(scores):
-        return
-    counts = Counter(score.status for score in scores if score.value is None)
-    named = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    raise Permanent(
-        f"{request.stage} of {request.scope.prefix}: {len(failed)} of {len(scores)} samples have "
-        f"no reward ({named}). Expected at most {limit:.0%} (reward.max_failed_share). First: "
-        f"{'; '.join(failed[:_SHOWN])}. Nothing was written: correct the reward or the data, or "
-        "raise the limits, and resume."
-    )
-
-
-def _failures(sample_ids: Sequence[str], scores: Sequence[Score]) -> list[str]:
-    return [
-        f"{sample_id}: {score.status}: {score.reason}"
+    failed = [
+        sample_id
         for sample_id, score in zip(sample_ids, scores, strict=True)
         if score.value is None
     ]
+    limit = request.config.max_failed_share
+    if not failed or len(failed) <= limit * len(scores):
+        return
+    named = "; ".join(
+        f"{count} {reason}" for reason, count in _reasons(sample_ids, scores).most_common(_SHOWN)
+    )
+    raise Permanent(
+        f"{request.stage} of {request.scope.prefix}: {len(failed)} of {len(scores)} samples have "
+        f"no reward ({named}). Expected at most {limit:.0%} (reward.max_failed_share). Among "
+        f"them {', '.join(failed[:_SHOWN])}. Nothing was written: correct the reward or the data, "
+        "or raise the limits, and resume."
+    )
+
+
+def _reasons(sample_ids: Sequence[str], scores: Sequence[Score]) -> Counter[str]:
+    """Counts why samples have no reward, whichever sample it was."""
+    return Counter(
+        f"{score.status}: {(score.reason or '').replace(repr(sample_id), 'it')}"
+        for sample_id, score in zip(sample_ids, scores, strict=True)
+        if score.value is None
+    )
 
 
 def _notes(sample_ids: Sequence[str], scores: Sequence[Score]) -> list[str]:

@@ -16,7 +16,7 @@ from storage.records import StageRecord
 from storage.schemas import PROMPTS, REWARDS, SAMPLES
 from tasks.reward.audit import Regraded, audit_rewards, regrade, say_regraded
 from tasks.reward.contract import RewardConfig, RewardPart, RewardRequest
-from tasks.reward.pool import RewardPool
+from tasks.reward.grading import Grading
 from tasks.reward.stage import run
 from tasks.workspace import Workspace
 from tests.unit.reward.conftest import MISBEHAVING
@@ -31,7 +31,6 @@ class Graded:
     def __init__(self, directory: Path) -> None:
         self.store = MemoryStore(uuid.uuid4().hex)
         self.workspace = Workspace(cache=directory / "cache", scratch=directory)
-        self.pool = RewardPool([MISBEHAVING], workers=1, log_dir=directory)
         tokenizer = write_tokenizer(directory / "model", special_tags=True)
         texts = [f"fine{END}", f"raise{END}", f"spin{END}"]
         samples = [_sample(index, tokenizer.encode(text).ids) for index, text in enumerate(texts)]
@@ -49,7 +48,8 @@ class Graded:
                 max_failed_share=1.0,
             ),
         )
-        result = run(self.request, self.store, self.pool, workspace=self.workspace)
+        self.grading = Grading(self.request.config, workspace=self.workspace)
+        result = run(self.request, self.store, self.grading, workspace=self.workspace)
         self.record: StageRecord = result.record
 
     def write(self, rows: Sequence[dict[str, Any]], schema: Any, key: str) -> Any:
@@ -63,7 +63,7 @@ class Graded:
         return self.record.model_copy(update={"outputs": outputs, **changes})
 
     def again(self, record: StageRecord) -> Regraded:
-        return regrade(self.request, record, self.store, self.pool, cache=self.workspace.cache)
+        return regrade(self.request, record, self.store, self.grading, cache=self.workspace.cache)
 
 
 def _prompt() -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _sample(index: int, token_ids: list[int]) -> dict[str, Any]:
 def graded(importable_fixtures: None, tmp_path: Path) -> Iterator[Graded]:
     opened = Graded(tmp_path)
     yield opened
-    opened.pool.close()
+    opened.grading.close()
 
 
 def test_a_shard_graded_again_is_the_same_but_for_what_a_clock_decided(graded: Graded):

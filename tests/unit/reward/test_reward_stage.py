@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from rewards.contract import Score
 from storage.errors import NotFound
 from storage.experience import read_shard, rows_to_table, write_shard
 from storage.inputs import put_input
@@ -20,12 +19,18 @@ from storage.schemas import PROMPTS, REWARDS, SAMPLES
 from storage.store_config import StoreConfig
 from tasks.errors import Permanent
 from tasks.reward.contract import RewardConfig, RewardPart, RewardRequest
-from tasks.reward.pool import RewardPool
-from tasks.reward.stage import check_golds, run, weighted_sum
+from tasks.reward.grading import Grading
+from tasks.reward.stage import check_golds, run
 from tasks.workspace import Workspace
 from tests.unit.reward.tokenizers_for_tests import END, write_tokenizer
 
 SCOPE = StepScope(run="r", step=1)
+EXACT_AND_FORMAT = RewardConfig(
+    parts=[
+        RewardPart(kind="exact", accuracy=True),
+        RewardPart(kind="format", weight=0.2, options={"tags": ["answer"]}),
+    ]
+)
 
 
 class Setup:
@@ -39,7 +44,7 @@ class Setup:
         files = {path.name: path for path in (directory / "model").iterdir()}
         self.model: InputRef = put_input(self.store, files)
         self.workspace = Workspace(cache=directory / "cache", scratch=directory)
-        self.pool = RewardPool(["exact", "format"], workers=2, log_dir=directory)
+        self.grading = Grading(EXACT_AND_FORMAT, workspace=self.workspace)
 
     def write(
         self, answers: Sequence[str | None], completions: Sequence[Sequence[str]]
@@ -76,7 +81,7 @@ class Setup:
         )
 
     def run(self, request: RewardRequest) -> Any:
-        return run(request, self.store, self.pool, workspace=self.workspace)
+        return run(request, self.store, self.grading, workspace=self.workspace)
 
     def rows(self, result: Any) -> list[dict[str, Any]]:
         return read_shard(self.store, result.record.outputs["rewards"], schema=REWARDS).to_pylist()
@@ -86,15 +91,7 @@ class Setup:
 def setup(importable_fixtures: None, tmp_path: Path) -> Iterator[Setup]:
     opened = Setup(tmp_path)
     yield opened
-    opened.pool.close()
-
-
-EXACT_AND_FORMAT = RewardConfig(
-    parts=[
-        RewardPart(kind="exact", accuracy=True),
-        RewardPart(kind="format", weight=0.2, options={"tags": ["answer"]}),
-    ]
-)
+    opened.grading.close()
 
 
 def test_shard_holds_the_weighted_sum_and_its_parts(setup: Setup) -> None:
@@ -140,14 +137,15 @@ def test_second_run_finds_the_record_and_writes_nothing(setup: Setup) -> None:
     assert [entry.key for entry in setup.store.list("")] == keys
 
 
-def test_same_request_gives_the_same_bytes_in_another_pool(setup: Setup, tmp_path: Path) -> None:
+def test_same_request_gives_the_same_bytes_from_other_workers(setup: Setup) -> None:
     texts = [[f"<answer>{digit}</answer>{END}" for digit in range(8)] for _ in range(12)]
     shards = setup.write([str(index) for index in range(12)], texts)
     request = setup.request(shards, EXACT_AND_FORMAT)
     first = setup.run(request)
-    with RewardPool(["exact", "format"], workers=3, log_dir=tmp_path) as pool:
+    config = EXACT_AND_FORMAT.model_copy(update={"workers": 3})
+    with Grading(config, workspace=setup.workspace) as other:
         elsewhere = request.model_copy(update={"scope": StepScope(run="r", step=2)})
-        second = run(elsewhere, setup.store, pool, workspace=setup.workspace)
+        second = run(elsewhere, setup.store, other, workspace=setup.workspace)
     assert not second.reused
     assert second.record.outputs["rewards"].sha256 == first.record.outputs["rewards"].sha256
 
@@ -176,10 +174,10 @@ def test_too_many_failures_stop_the_stage_before_it_writes(
     shards = setup.write(["x"], [["raise" + END, "a" + END, "nan" + END, "b" + END]])
     keys = [entry.key for entry in setup.store.list("")]
     with pytest.raises(
-        Permanent, match=r"2 of 4 samples have no reward \(2 grader_error\)"
+        Permanent, match=r"2 of 4 samples have no reward \(1 grader_error: reward 'bad' raised"
     ) as error:
         setup.run(setup.request(shards, config))
-    assert "g0-0" in str(error.value)
+    assert "g0-0, g0-2" in str(error.value)
     assert [entry.key for entry in setup.store.list("")] == keys
 
 
@@ -217,36 +215,18 @@ def test_missing_shard_is_not_found(setup: Setup) -> None:
         setup.run(setup.request((gone, prompts), EXACT_AND_FORMAT))
 
 
-@pytest.mark.parametrize(
-    ("scores", "value", "status"),
-    [
-        # 1 x 1 + 0.2 x 0.5 = 1.1
-        ((Score(1.0), Score(0.5)), 1.1, "graded"),
-        ((Score(1.0), Score(None, "not_applicable")), 1.0, "graded"),
-        ((Score(1.0), Score(None, "grader_timeout", "slow")), None, "grader_timeout"),
-        ((Score(None, "not_applicable"), Score(None, "not_applicable")), None, "not_applicable"),
-    ],
-)
-def test_reward_is_null_unless_every_part_that_applies_was_graded(
-    scores: tuple[Score, Score], value: float | None, status: str
-) -> None:
-    total = weighted_sum(EXACT_AND_FORMAT, scores)
-    assert total.value == (pytest.approx(value) if value is not None else None)
-    assert total.status == status
-    assert [part.name for part in total.parts] == ["exact", "format"]
-
-
-def test_bad_golds_are_named_at_launch() -> None:
+def test_bad_golds_are_named_at_launch(tmp_path: Path) -> None:
+    workspace = Workspace(cache=tmp_path / "cache", scratch=tmp_path)
     config = RewardConfig(parts=[RewardPart(kind="math")], workers=1, cpu_limit_s=2.0)
     rows = [
-        {"prompt_id": "good", "answer": r"\frac{1}{2}", "extra": None},
-        {"prompt_id": "empty", "answer": "", "extra": "{}"},
-        {"prompt_id": "absent", "answer": None, "extra": None},
-        {"prompt_id": "torn", "answer": r"\frac{1}{", "extra": None},
+        {"prompt_id": "good", "domain": "d", "answer": r"\frac{1}{2}", "extra": None},
+        {"prompt_id": "empty", "domain": "d", "answer": "", "extra": "{}"},
+        {"prompt_id": "absent", "domain": "d", "answer": None, "extra": None},
+        {"prompt_id": "torn", "domain": "d", "answer": r"\frac{1}{", "extra": None},
     ]
-    check_golds(config, rows[:1])
+    check_golds(config, rows[:1], workspace=workspace)
     with pytest.raises(ValueError, match="3 of 4 prompts") as error:
-        check_golds(config, rows)
+        check_golds(config, rows, workspace=workspace)
     assert all(name in str(error.value) for name in ("empty", "absent", "torn"))
     assert "good" not in str(error.value).split("grade:")[1]
 
