@@ -120,11 +120,16 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """What one program may use, all its processes together; output beyond the limit ends it."""
+    """What one program may use, all its processes together; who takes more is ended.
+
+    Of two joined programs each may use as much, and they sleep when both do.
+    """
 
     cpu_s: float = 10.0
-    wall_s: float = 30.0
-    """Generous: a busy machine must change no verdict."""
+    asleep_s: float = 10.0
+    """Seconds in which it neither computes nor waits for a processor; a busy machine adds none."""
+    wall_s: float = 120.0
+    """Backstop, generous: who reaches it met a machine that is too busy to judge anything."""
     memory_bytes: int = 1 << 30
     output_bytes: int = 1 << 20
     """Of standard output and of standard error, each."""
@@ -133,7 +138,7 @@ class SandboxLimits:
     processes: int = 32
 
 
-KilledBy = Literal["cpu", "wall", "memory", "output", "signal"]
+KilledBy = Literal["cpu", "asleep", "wall", "memory", "output", "signal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +170,8 @@ class Sandbox(Protocol):
     ) -> tuple[ProgramResult, ProgramResult]:
         """Runs two programs that cannot see each other, joined by a socket at descriptor 3.
 
-        So that a trusted program can question a hostile one. Ends both when either ends.
+        So that a trusted program can question a hostile one. The checker's end ends the program;
+        if the program ends first, the checker sees its socket closed.
 
         Returns:
             How `program` and `checker` ended.

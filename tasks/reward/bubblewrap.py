@@ -1,0 +1,281 @@
+"""Runs programs in namespaces of their own, with bubblewrap (Linux).
+
+Nothing here knows what is graded. How long a program may run is watched in `supervise.py`.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+
+from rewards.contract import Program, ProgramResult, SandboxLimits
+from tasks.reward.gate import ENVIRONMENT, FIRST_FILE, INFO, gated, inside, spawn
+from tasks.reward.supervise import Confined, ProcessUse, discard, read_use, watch
+
+WORK = "/tmp/work"
+"""The folder of a program's files, on its private tmpfs."""
+
+_SHARED_MEMORY_BYTES = 1 << 20
+_BOUND_PYTHON = "/tmp/python"
+_HIGHEST_USER = 2_000_000_000
+_ROOT_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/libx32", "/lib64")
+
+GET_IT = (
+    "To get it: apt-get install bubblewrap util-linux. User namespaces must be allowed: sysctl "
+    "user.max_user_namespaces=10000, on Debian kernel.unprivileged_userns_clone=1, on Ubuntu "
+    "kernel.apparmor_restrict_unprivileged_userns=0. In a container: --security-opt "
+    "seccomp=unconfined --security-opt systempaths=unconfined (Kubernetes: seccompProfile "
+    "Unconfined, procMount Unmasked). Or name a service: reward.sandbox.backend=http and "
+    "reward.sandbox.url. Or, for code that you trust, reward.sandbox.allow_unsandboxed=true."
+)
+
+
+class BubblewrapSandbox:
+    """Sandboxes of one open backend; use from any thread, as many at once as it has slots.
+
+    As root, every program runs as a high user id of its slot: root's processes are exempt from the
+    limit on processes. Such a user may be unable to read the interpreter (below /root), so it is
+    bound once into a mount namespace that all sandboxes start from; the namespace lives as long as
+    its descriptor.
+    """
+
+    joins = True
+
+    def __init__(self, *, slots: int) -> None:
+        """Prepares the namespace; nothing runs between calls.
+
+        Raises:
+            OSError: bubblewrap, or as root nsenter, is missing or does not work.
+        """
+        self._python = os.path.realpath(sys.executable)
+        self._prefix = os.path.realpath(sys.base_prefix)
+        self._stack = ExitStack()
+        self._slots: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for slot in range(slots):
+            self._slots.put(slot)
+        self._bwrap = _tool("bwrap")
+        self._nsenter = ""
+        self._namespace = -1
+        if os.geteuid() == 0:
+            self._nsenter = _tool("nsenter")
+            self._namespace = _open_namespace(self._bwrap, self._prefix)
+            self._stack.callback(os.close, self._namespace)
+
+    def close(self) -> None:
+        """Lets go of the namespace; safe to call twice."""
+        self._stack.close()
+
+    def run(self, program: Program, *, limits: SandboxLimits) -> ProgramResult:
+        """Returns how `program` ended; see `rewards.contract.Sandbox`."""
+        with self._slot() as slot:
+            return watch([self._start(program, limits, slot)], limits)[0]
+
+    def run_joined(
+        self, program: Program, *, checker: Program, limits: SandboxLimits
+    ) -> tuple[ProgramResult, ProgramResult]:
+        """Returns how both ended; see `rewards.contract.Sandbox`."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs, self._slot() as slot:
+            first = self._start(program, limits, slot, joined=ours.fileno())
+            try:
+                second = self._start(checker, limits, slot, joined=theirs.fileno())
+            except OSError:
+                discard(first)
+                raise
+            ours.close()
+            theirs.close()
+            left, right = watch([first, second], limits, until="last")
+        return left, right
+
+    @contextlib.contextmanager
+    def _slot(self) -> Iterator[int]:
+        slot = self._slots.get()
+        try:
+            yield slot
+        finally:
+            self._slots.put(slot)
+
+    def _start(
+        self, program: Program, limits: SandboxLimits, slot: int, joined: int | None = None
+    ) -> Confined:
+        names = [inside(name) for name in program.files]
+        argv = [*self._as_user(slot), *self._isolated(limits, names)]
+        gate = gated(self._command(program), limits, processes=limits.processes + 1)
+        return spawn(
+            [*argv, *gate],
+            stdin=program.stdin,
+            files=list(program.files.values()),
+            joined=joined,
+            processes=_Namespace,
+        )
+
+    def _as_user(self, slot: int) -> list[str]:
+        if not self._nsenter:
+            return []
+        user = _highest_user() - slot
+        namespace = f"/proc/{os.getpid()}/fd/{self._namespace}"
+        return [self._nsenter, f"--mount={namespace}", f"--setuid={user}", f"--setgid={user}", "--"]
+
+    def _isolated(self, limits: SandboxLimits, names: Sequence[str]) -> list[str]:
+        prefix = self._prefix
+        paths = [f"{WORK}/{name}" for name in names]
+        source = _BOUND_PYTHON if self._nsenter else prefix
+        return [
+            self._bwrap,
+            *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
+            *("--die-with-parent", "--new-session", "--hostname", "sandbox"),
+            *("--uid", "1000", "--gid", "1000", "--info-fd", str(INFO)),
+            *_system_folders(),
+            *([] if _is_under(prefix, "/usr") else ["--ro-bind", source, prefix]),
+            *("--proc", "/proc", "--dev", "/dev"),
+            *("--size", str(_SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
+            *("--size", str(limits.file_bytes), "--tmpfs", "/tmp", "--dir", WORK),
+            *chain(
+                *(
+                    ("--file", str(fd), f"{WORK}/{name}")
+                    for fd, name in enumerate(names, FIRST_FILE)
+                )
+            ),
+            *("--remount-ro", "/", "--chdir", WORK, "--clearenv"),
+            *("--setenv", "HOME", WORK),
+            *chain(*(("--setenv", name, value) for name, value in ENVIRONMENT.items())),
+            "--",
+        ]
+
+    def _command(self, program: Program) -> list[str]:
+        first, *rest = program.command
+        return [self._python if first == "python" else first, *rest]
+
+
+class _Namespace:
+    """The processes of one sandbox, seen through its own /proc."""
+
+    def __init__(self, pid: int, info: int) -> None:
+        self._pid = pid
+        self._info = info
+        self._first = -1
+        self._proc = -1
+
+    def opened(self) -> None:
+        """Finds the first process of the namespace: its death is the death of all."""
+        child = json.loads(os.read(self._info, 4096))["child-pid"]
+        self._first = os.pidfd_open(child)
+        self._proc = os.open(f"/proc/{child}/root/proc", os.O_DIRECTORY | os.O_RDONLY)
+
+    def uses(self) -> dict[int, ProcessUse]:
+        uses: dict[int, ProcessUse] = {}
+        for name in self._pids():
+            with contextlib.suppress(OSError):  # It may have ended since it was listed.
+                uses[int(name)] = read_use(self._read(f"{name}/stat"), self._task_states(name))
+        return uses
+
+    def shared_bytes(self) -> int:
+        total = 0
+        for name in self._pids():
+            with contextlib.suppress(OSError):
+                lines = self._read(f"{name}/smaps_rollup").splitlines()
+                total += sum(int(line.split()[1]) << 10 for line in lines if line[:4] == b"Pss:")
+        return total
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self._first >= 0:
+                signal.pidfd_send_signal(self._first, signal.SIGKILL)
+            else:
+                # Not reaped yet, so the number is still its own; its child dies with it.
+                os.kill(self._pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        for fd in (self._info, self._first, self._proc):
+            if fd >= 0:
+                os.close(fd)
+
+    def _pids(self) -> list[str]:
+        try:
+            return [name for name in os.listdir(self._proc) if name.isdigit()]
+        except OSError:  # The namespace has ended.
+            return []
+
+    def _task_states(self, name: str) -> Callable[[], Sequence[bytes]]:
+        def states() -> Sequence[bytes]:
+            found: list[bytes] = []
+            folder = os.open(f"{name}/task", os.O_DIRECTORY | os.O_RDONLY, dir_fd=self._proc)
+            try:
+                tasks = os.listdir(folder)
+            finally:
+                os.close(folder)
+            for task in tasks:
+                with contextlib.suppress(OSError):
+                    stat = self._read(f"{name}/task/{task}/stat")
+                    found.append(stat[stat.rindex(b")") + 2 :][:1])
+            return found
+
+        return states
+
+    def _read(self, path: str) -> bytes:
+        fd = os.open(path, os.O_RDONLY, dir_fd=self._proc)
+        try:
+            return os.read(fd, 1 << 14)
+        finally:
+            os.close(fd)
+
+
+def _open_namespace(bwrap: str, prefix: str) -> int:
+    """Returns a descriptor of a mount namespace in which any user can read the interpreter."""
+    argv = [bwrap, "--dev-bind", "/", "/", "--tmpfs", "/tmp", "--ro-bind", prefix, _BOUND_PYTHON]
+    # It says its process id and ends when its standard input does.
+    holder = subprocess.Popen(
+        [*argv, "sh", "-c", 'echo "$$"; read -r _'],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    assert holder.stderr is not None
+    with holder:
+        pid = holder.stdout.readline().strip()
+        if not pid:
+            raise OSError(f"bubblewrap does not start: {holder.stderr.read().decode()[-500:]}")
+        try:
+            return os.open(f"/proc/{int(pid)}/ns/mnt", os.O_RDONLY)
+        finally:
+            holder.stdin.close()
+
+
+def _system_folders() -> list[str]:
+    """Returns the arguments that show programs and libraries of this machine, and no more."""
+    words = ["--ro-bind", "/usr", "/usr"]
+    for folder in _ROOT_FOLDERS:
+        if os.path.islink(folder):
+            words += ["--symlink", os.readlink(folder), folder]
+        elif os.path.isdir(folder):
+            words += ["--ro-bind", folder, folder]
+    return [*words, "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
+
+
+def _is_under(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + "/")
+
+
+def _highest_user() -> int:
+    """Returns a user id far above those in use; in a container, the highest that it maps."""
+    lines = Path("/proc/self/uid_map").read_text().splitlines()
+    ranges = [[int(word) for word in line.split()] for line in lines]
+    return min(max(start + count for start, _, count in ranges) - 1, _HIGHEST_USER)
+
+
+def _tool(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        raise OSError(f"there is no {name} on PATH")
+    return path
