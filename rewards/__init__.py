@@ -11,6 +11,7 @@ SCORERS: dict[str, str] = {
     "format": "rewards.format",
     "math": "rewards.math",
     "numeric": "rewards.numeric",
+    "python": "rewards.python",
 }
 """Name in a recipe -> module. Modules load when used: math-verify takes half a second."""
 

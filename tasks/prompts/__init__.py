@@ -7,4 +7,5 @@ DATASETS: dict[str, str] = {
     "jsonl": "tasks.prompts.jsonl",
     "parquet": "tasks.prompts.parquet",
     "reasoning_gym": "tasks.prompts.reasoning_gym",
+    "verl": "tasks.prompts.verl",
 }
