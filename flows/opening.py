@@ -6,7 +6,9 @@ from contextlib import ExitStack, contextmanager
 
 from prefect.runtime import flow_run
 
+from flows.changes import config_as_of, newest_plan
 from flows.grading_progress import GradingProgress
+from flows.launch import check_prompts
 from flows.phases import Phase
 from flows.placement import Site
 from flows.prefect_server import run_url
@@ -22,7 +24,7 @@ from storage.ledger import ancestors, commits, first_step, head, read_run, recor
 from storage.object_store import ObjectStore
 from storage.objects import is_there
 from storage.opening import sweep
-from storage.records import RecordRef, StepCommit
+from storage.records import RecordRef, RunRecord, StepCommit
 from storage.store_config import StoreConfig
 from tasks.errors import Permanent, Transient
 from tasks.train.contract import SnapshotRequest, SnapshotResult
@@ -59,6 +61,7 @@ def open_session(
     newest = checked_head(store, run)
     with ExitStack() as stack:
         workspace: Workspace = stack.enter_context(open_workspace(home()))
+        _check_reward(store, record, newest, phase, workspace=workspace)
         reports = Reports(
             store,
             record,
@@ -98,6 +101,27 @@ def open_session(
         )
         _look_back(session)
         yield stack.enter_context(registered(session))
+
+
+def _check_reward(
+    store: ObjectStore,
+    record: RunRecord,
+    newest: tuple[StepCommit, str] | None,
+    phase: Phase,
+    *,
+    workspace: Workspace,
+) -> None:
+    """Checks every gold answer if the run is graded another way from here on.
+
+    Raises:
+        ValueError: rows cannot be graded; the message names some.
+    """
+    plan = newest_plan(store, record, newest[0] if newest else None)
+    if plan is None:
+        return
+    before, after = config_as_of(record, plan).reward, phase.config.reward
+    if before.request_fields() != after.request_fields():
+        check_prompts(phase.config, record.prompts, store, workspace=workspace)
 
 
 def checked_head(store: ObjectStore, run: str) -> tuple[StepCommit, str] | None:

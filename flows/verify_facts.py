@@ -15,6 +15,7 @@ from storage.object_store import ObjectStore
 from storage.records import Plan, RecordRef, RunRecord, StageRecord, StepCommit, why_invalid
 from tasks.errors import Permanent
 from tasks.prompts.audit import audit_prompts
+from tasks.reward.contract import RewardConfig
 from tasks.train.audit import audit_train
 from tasks.train.history import updates_so_far
 
@@ -100,7 +101,10 @@ def _audit_step(step: _Step, graders: Graders, facts: Facts, tally: Tally) -> No
     scope = StepScope(run=step.commit.run, step=step.commit.step)
     numbers = [f"{shard.index:04d}" for shard in step.plan.shards]
     shard = prompts.outputs["prompts"]
+    graded_as = RewardConfig.model_validate(step.plan.configs["reward"]).request_fields()
     for number in numbers:
+        asked = step.records[f"reward-{number}"].request["config"]
+        tally.expect(step.refs[f"reward-{number}"].key, "config", asked, graded_as, promise=CHAIN)
         audit_shard(
             step.store,
             Shard(scope, step.run, shard, step.before.policy, number),

@@ -1,5 +1,6 @@
 """A real run, every kind of object of it spoilt in every way: each is found and named."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -72,3 +73,38 @@ def test_the_command_ends_in_the_cause_and_says_it_by_its_exit(
         assert failed.returncode == 1
         assert key in failed.stderr.strip().splitlines()[-1]
         assert key in failed.stdout
+
+
+def test_another_way_of_grading_lists_what_would_change_and_writes_nothing(
+    cli: Cli, launched: Path
+):
+    before = sorted(path for path in launched.rglob("*") if path.is_file())
+    options = ["--level", "facts", "--steps", "1..2", "--store", str(launched)]
+    asked = cli("verify", RUN, *options, "--set", "reward.parts.0.weight=2", "--json")
+    report = json.loads(asked.stdout)
+    assert asked.returncode == 0, asked.stderr
+    changed = [sample for shard in report["grading_differences"] for sample in shard["examples"]]
+    # What was right earns 2 instead of 1; what was wrong stays at 0.
+    assert changed
+    assert {(sample["was"], sample["now"]) for sample in changed} == {(1.0, 2.0)}
+    told = cli("verify", RUN, *options, "--set", "reward.parts.0.weight=2").stdout
+    assert f"{len(changed)} samples would change; nothing was written" in told
+    same = cli("verify", RUN, *options, "--set", "reward.parts.0.kind=numeric").stdout
+    assert "(reward.parts.0.kind=numeric): 0 samples would change" in same
+    assert sorted(path for path in launched.rglob("*") if path.is_file()) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        (["--level", "facts", "--set", "reward.parts.0.kind=maths"], "Did you mean math"),
+        (["--level", "facts", "--set", "rollout.max_tokens=3"], "changes no reward"),
+        (["--set", "reward.parts.0.weight=2"], "Expected --level facts"),
+    ],
+)
+def test_another_way_of_grading_that_makes_no_sense_is_refused(
+    cli: Cli, launched: Path, options: list[str], cause: str
+):
+    refused = cli("verify", RUN, *options, "--store", str(launched))
+    assert refused.returncode != 0
+    assert cause in refused.stderr.strip().splitlines()[-1]
