@@ -9,8 +9,10 @@ from rewards.contract import GoldChecker, Needs
 SCORERS: dict[str, str] = {
     "exact": "rewards.exact",
     "format": "rewards.format",
+    "judge": "rewards.judge",
     "math": "rewards.math",
     "numeric": "rewards.numeric",
+    "reward_model": "rewards.reward_model",
 }
 """Name in a recipe -> module. Modules load when used: math-verify takes half a second."""
 
