@@ -9,9 +9,11 @@ from rewards.contract import GoldChecker, Needs
 SCORERS: dict[str, str] = {
     "exact": "rewards.exact",
     "format": "rewards.format",
+    "judge": "rewards.judge",
     "math": "rewards.math",
     "numeric": "rewards.numeric",
     "python": "rewards.python",
+    "reward_model": "rewards.reward_model",
 }
 """Name in a recipe -> module. Modules load when used: math-verify takes half a second."""
 

@@ -1,10 +1,11 @@
 """What every scoring function takes and gives. No store, no Prefect, no torch in this folder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, TypeVar
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Status = Literal["graded", "grader_error", "grader_timeout", "not_applicable"]
 """`graded`: the value says how good it is. The others carry no value, and a failure is never 0."""
@@ -192,14 +193,29 @@ class SandboxScorer(GoldChecker, Protocol):
         ...
 
 
+class Refused(OSError):
+    """The service is there but has no answer to this one request: others may fare better."""
+
+
+Read = TypeVar("Read")
+
+
 class Endpoint(Protocol):
     """A service that answers JSON over HTTP; retries, rate limit and cache are the stage's."""
 
-    def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Returns the parsed answer to `body`; `path` begins with a slash.
+    def post(self, path: str, body: Mapping[str, Any], *, read: Callable[[Any], Read]) -> Read:
+        """Returns what `read` makes of the parsed answer to `body`.
+
+        Args:
+            path: begins with a slash.
+            body: what is asked; the model's name is added to it.
+            read: raises ValueError for an answer that is not what was asked for. Only answers
+                that it accepts are kept, so that the same request is sent anew after another.
 
         Raises:
-            OSError: no usable answer came, after all retries; the sample is a `grader_error`.
+            ValueError: `read` raised it.
+            Refused: the service refuses this request, and would again.
+            OSError: no answer came, after all retries; the sample is a `grader_error`.
         """
         ...
 
@@ -211,6 +227,8 @@ class EndpointConfig(ScorerConfig):
     """Of the service, without the path that is asked: `http://127.0.0.1:8000`."""
     path: str | None = None
     """Or a model directory that the stage serves itself, with vLLM in a process of its own."""
+    arguments: tuple[str, ...] = ()
+    """Of that vLLM server, beside ours: `--dtype float32`, `--gpu-memory-utilization 0.2`."""
     model: str | None = None
     """What the service calls the model; None: the first that it lists."""
     api_key_env: str | None = None
@@ -222,6 +240,35 @@ class EndpointConfig(ScorerConfig):
     request_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     patience_s: Annotated[float, Field(ge=0)] = 120.0
     """How long a request is tried again while the service is away, busy or broken."""
+
+    @model_validator(mode="after")
+    def _one_service(self) -> "EndpointConfig":
+        if (self.url is None) == (self.path is None):
+            raise ValueError(
+                "Expected `url` (a running service) or `path` (a model directory that is served "
+                f"for the run), one of the two; got url={self.url!r}, path={self.path!r}."
+            )
+        if self.url is None:
+            if self.api_key_env is not None:
+                raise ValueError("api_key_env belongs to `url`: a model of `path` has its own key.")
+        elif self.arguments:
+            raise ValueError("arguments belong to `path`: a service at `url` is started already.")
+        else:
+            _check_url(self.url)
+        return self
+
+
+def _check_url(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.username is not None or parts.password is not None:
+        # Not quoted: it holds a secret, and the resolved config is stored.
+        raise ValueError("The url holds a user or password. Name a variable with api_key_env.")
+    usable = parts.scheme in ("http", "https") and parts.hostname
+    if not usable or parts.query or parts.fragment or parts.path.rstrip("/").endswith("/v1"):
+        raise ValueError(
+            f"{url!r} is not the address of a service. Expected http(s)://host:port without "
+            "`/v1` and without a query: paths are added to it."
+        )
 
 
 class EndpointScorer(GoldChecker, Protocol):
