@@ -7,10 +7,16 @@ from typing import cast
 from rewards.contract import GoldChecker, Needs
 
 SCORERS: dict[str, str] = {
+    "choice": "rewards.choice",
     "exact": "rewards.exact",
     "format": "rewards.format",
+    "json_schema": "rewards.json_schema",
+    "length": "rewards.length",
     "math": "rewards.math",
     "numeric": "rewards.numeric",
+    "reasoning_gym": "rewards.reasoning_gym",
+    "regex": "rewards.regex",
+    "repetition": "rewards.repetition",
 }
 """Name in a recipe -> module. Modules load when used: math-verify takes half a second."""
 
