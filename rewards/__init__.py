@@ -7,6 +7,7 @@ from typing import cast
 from rewards.contract import GoldChecker, Needs
 
 SCORERS: dict[str, str] = {
+    "choice": "rewards.choice",
     "exact": "rewards.exact",
     "format": "rewards.format",
     "judge": "rewards.judge",
@@ -14,6 +15,13 @@ SCORERS: dict[str, str] = {
     "numeric": "rewards.numeric",
     "python": "rewards.python",
     "reward_model": "rewards.reward_model",
+    "json_schema": "rewards.json_schema",
+    "length": "rewards.length",
+    "math": "rewards.math",
+    "numeric": "rewards.numeric",
+    "reasoning_gym": "rewards.reasoning_gym",
+    "regex": "rewards.regex",
+    "repetition": "rewards.repetition",
 }
 """Name in a recipe -> module. Modules load when used: math-verify takes half a second."""
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from rewards.contract import RewardInput, ScorerConfig
+from rewards.contract import RewardInput, Score, ScorerConfig
 
 Mark = Literal["box", "tag", "line"]
 
@@ -63,6 +63,14 @@ def final_answer(item: RewardInput, config: AnswerConfig) -> Answer | None:
         last = mark
     different = len(set(candidates)) > 1
     return Answer(candidates[0], tuple(reversed(candidates)) if different else ())
+
+
+def answer_text(item: RewardInput, config: AnswerConfig) -> str | Score:
+    """Returns the final answer's text, or the zero of a completion that has none or several."""
+    found = final_answer(item, config)
+    if found is None:
+        return Score(0.0, reason=NO_FINAL_ANSWER)
+    return Score(0.0, reason="hedged") if found.alternatives else found.text
 
 
 def visible_text(completion: str, *, prompt: str | None = None) -> str:

@@ -72,11 +72,15 @@ class ScorerConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class GoldExample:
-    """A sample that scores `value` (the maximum) under `options`; contract tests run them all."""
+    """A sample that scores `value` (the maximum) under `options`; contract tests run them all.
+
+    `least` is the minimum under them: below 0 for a penalty.
+    """
 
     item: RewardInput
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     value: float = 1.0
+    least: float = 0.0
 
 
 Needs = Literal["sandbox", "endpoint"]

@@ -3,6 +3,7 @@
 Run as a module it is the child that generates them: JSON settings in, one JSON row per line out.
 """
 
+import contextlib
 import difflib
 import json
 import os
@@ -17,6 +18,8 @@ import reasoning_gym
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from reasoning_gym.factory import DATASETS
 
+from rewards.reasoning_gym import REFUSED, check_gold
+from rewards.reasoning_gym import Config as GraderConfig
 from storage.records import canonical_json
 from tasks.prompts.rows import Row, Rows, content_id
 
@@ -50,20 +53,33 @@ def read(config: Config) -> Rows:
     """Returns the generated tasks in order, each once.
 
     `answer` is the stored answer (null where any valid answer counts); `extra` is the entry's
-    origin and metadata, for graders that ask reasoning-gym itself.
+    origin, settings and metadata, for graders that ask reasoning-gym itself. Tasks whose own
+    answer its verifier does not accept are left out and counted as `ungradable`, unless the reward
+    refuses the whole data set.
 
     Raises:
         ValueError: the generator refuses the settings.
     """
     rows: dict[str, Row] = {}
+    num_ungradable = 0
     for index, entry in enumerate(_generate(config)):
         where = f"reasoning-gym {config.dataset} task {index}"
+        if not entry["gradable"]:
+            num_ungradable += 1
+            continue
         prompt, answer = entry["question"], entry["answer"]
         # Without the index: two seeds that made one task made it twice.
         row_id = content_id(prompt, answer, extra={}, where=where)
-        extra = {"dataset": config.dataset, "metadata": entry["metadata"]}
+        extra = _extra(config, entry["metadata"])
         rows.setdefault(row_id, Row(prompt, answer, row_id=row_id, where=where, extra=extra))
-    return Rows(train=list(rows.values()), dropped={"repeated": config.size - len(rows)})
+    dropped = {"repeated": config.size - num_ungradable - len(rows)}
+    if num_ungradable:
+        dropped["ungradable"] = num_ungradable
+    return Rows(train=list(rows.values()), dropped=dropped)
+
+
+def _extra(config: Config, metadata: Any) -> dict[str, Any]:
+    return {"dataset": config.dataset, "metadata": metadata, "params": config.params}
 
 
 def _generate(config: Config) -> Iterator[dict[str, Any]]:
@@ -95,11 +111,25 @@ def _main() -> None:
     entries = reasoning_gym.create_dataset(
         config.dataset, size=config.size, seed=config.seed, **config.params
     )
-    for index in range(config.size):
-        entry = entries[index]
-        line = {name: entry[name] for name in ("question", "answer")}
-        line["metadata"] = json.loads(json.dumps(entry["metadata"], default=str))
-        sys.stdout.write(canonical_json(line).decode() + "\n")
+    out = sys.stdout
+    # Some of its generators run programs that print.
+    with contextlib.redirect_stdout(sys.stderr):
+        lines = [_line(entries[index]) for index in range(config.size)]
+        # Only now: a verifier that drew from the global generators would change later tasks.
+        for line in lines:
+            line["gradable"] = _is_gradable(config, line)
+    out.writelines(canonical_json(line).decode() + "\n" for line in lines)
+
+
+def _line(entry: dict[str, Any]) -> dict[str, Any]:
+    line = {name: entry[name] for name in ("question", "answer")}
+    return line | {"metadata": json.loads(json.dumps(entry["metadata"], default=str))}
+
+
+def _is_gradable(config: Config, line: dict[str, Any]) -> bool:
+    if config.dataset in REFUSED:
+        return True
+    return check_gold(line["answer"], _extra(config, line["metadata"]), GraderConfig()) is None
 
 
 if __name__ == "__main__":
