@@ -52,6 +52,21 @@ def reasoning_gym_example(directory: Path) -> dict[str, Any]:
     return {"options": options, "held_out": 20}
 
 
+def verl_example(directory: Path) -> dict[str, Any]:
+    path = directory / "verl.parquet"
+    rows = [
+        {
+            "data_source": "sums",
+            "prompt": [{"role": "user", "content": row["prompt"]}],
+            "reward_model": {"style": "rule", "ground_truth": row["answer"]},
+            "extra_info": {"split": "train", "index": index},
+        }
+        for index, row in enumerate(ROWS)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return {"options": {"path": str(path)}, "held_out": 20}
+
+
 EXAMPLES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "addition": lambda directory: {},
     "first_letter": lambda directory: {},
@@ -59,6 +74,7 @@ EXAMPLES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "jsonl": jsonl_example,
     "parquet": parquet_example,
     "reasoning_gym": reasoning_gym_example,
+    "verl": verl_example,
 }
 
 DRAW_TWO_STEPS = """
