@@ -10,6 +10,7 @@ from flows.config import RunConfig
 from flows.memory import DTYPE_BYTES, size
 from flows.model import ModelFacts
 from infra.home import engines_python
+from tasks.reward.contract import RewardConfig
 
 KEEPS_LENGTH = ("default", "llama3", "longrope", "su")
 """Kinds of rotary scaling whose factor is part of max_position_embeddings already."""
@@ -107,3 +108,8 @@ def _check_threads(config: RunConfig) -> list[str]:
             "wait for each other"
         ]
     return []
+
+
+def reward_here(config: RewardConfig) -> RewardConfig:
+    """Returns the config with this machine's interpreter for models that the stage serves."""
+    return config.model_copy(update={"python": config.python or engines_python()})

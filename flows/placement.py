@@ -13,6 +13,7 @@ from typing import Literal
 import tasks.reward.stage as reward_stage
 from flows.config import RunConfig
 from flows.known_environments import known_environment
+from flows.limits import reward_here
 from flows.per_step import PerStep
 from flows.service_token import service_token
 from flows.signing import KEY_VARIABLE
@@ -81,7 +82,7 @@ def reward_placed(site: Site) -> Iterator[StageClient]:
     if site.config.placement.reward == "per-step":
         yield _per_step("reward", site)
         return
-    settings = site.config.reward.model_dump(mode="json")
+    settings = reward_here(site.config.reward).model_dump(mode="json")
     with start_grading(
         settings, model_dir=Path(), workspace=site.workspace, progress=site.graded
     ) as grading:

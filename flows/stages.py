@@ -19,6 +19,7 @@ from flows.changes import config_as_of, newest_plan
 from flows.config import RunConfig
 from flows.grading_progress import GradingProgress, showing_grading
 from flows.known_environments import known_environment
+from flows.limits import reward_here
 from flows.model import base_model
 from flows.per_step import ANSWER, REQUEST
 from flows.placement import EngineStage, check_environment, child_spec
@@ -152,7 +153,7 @@ def _client(asked: _Asked, workspace: Workspace) -> Iterator[StageClient]:
     """Yields the stage with its engine started and its environment accepted."""
     known = known_environment(asked.store, asked.record.run, asked.stage)
     if asked.stage == "reward":
-        settings = asked.config.reward.model_dump(mode="json")
+        settings = reward_here(asked.config.reward).model_dump(mode="json")
         with (
             showing_grading(asked.record.run, flow_run.get_id()) as graded,
             start_grading(

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from flows.config import RunConfig, in_one_line
+from flows.limits import reward_here
 from flows.overrides import overridden_reward
 from flows.recipes import RECIPES
 from rewards import SCORERS
@@ -41,7 +42,7 @@ def check_recipe(
         for found in [read_rows(dataset)]
         for row in [*found.train, *(found.held_out or [])]
     ]
-    with Grading(config.reward, workspace=workspace, progress=progress) as grading:
+    with Grading(reward_here(config.reward), workspace=workspace, progress=progress) as grading:
         return check_rewards(config.reward, rows, grading=grading)
 
 
@@ -52,7 +53,7 @@ def try_reward(config: RewardConfig, item: RewardInput, *, workspace: Workspace)
         ValueError: no sandbox is possible here, or an endpoint's settings are unusable.
         Transient: the grading processes do not start.
     """
-    with Grading(config, workspace=workspace) as grading:
+    with Grading(reward_here(config), workspace=workspace) as grading:
         scores = grading.grade([item], config=config)
     (score,) = combine(config, scores, groups=[""])
     return score

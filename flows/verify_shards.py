@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
+from flows.limits import reward_here
 from flows.overrides import overridden_reward
 from storage.audit_findings import Tally
 from storage.experience import read_shard
@@ -70,7 +71,7 @@ class Graders:
         """Returns what grades as `config` says, started if it is the first to ask."""
         key = canonical_json(config.model_dump(mode="json"))
         if key not in self.opened:
-            made = Grading(config, workspace=self.workspace)
+            made = Grading(reward_here(config), workspace=self.workspace)
             self.opened[key] = self.stack.enter_context(made)
         return self.opened[key]
 

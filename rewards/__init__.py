@@ -10,18 +10,16 @@ SCORERS: dict[str, str] = {
     "choice": "rewards.choice",
     "exact": "rewards.exact",
     "format": "rewards.format",
-    "judge": "rewards.judge",
-    "math": "rewards.math",
-    "numeric": "rewards.numeric",
-    "python": "rewards.python",
-    "reward_model": "rewards.reward_model",
     "json_schema": "rewards.json_schema",
+    "judge": "rewards.judge",
     "length": "rewards.length",
     "math": "rewards.math",
     "numeric": "rewards.numeric",
+    "python": "rewards.python",
     "reasoning_gym": "rewards.reasoning_gym",
     "regex": "rewards.regex",
     "repetition": "rewards.repetition",
+    "reward_model": "rewards.reward_model",
 }
 """Name in a recipe -> module. Modules load when used: math-verify takes half a second."""
 

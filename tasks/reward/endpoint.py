@@ -33,7 +33,7 @@ _OF_THIS_REQUEST = frozenset({400, 413, 422})
 """Statuses that say what is wrong with one request; other ones would be refused too."""
 _QUOTED_CHARACTERS = 200
 _MAX_ANSWER_BYTES = 16 << 20
-_BACKOFF = tenacity.wait_exponential_jitter(initial=0.25, max=10.0, jitter=0.25)
+_BACKOFF = tenacity.wait_exponential_jitter(multiplier=0.25, max=10.0, jitter=0.25)
 
 
 class _MayPass(Exception):

@@ -84,14 +84,14 @@ class _Board:
 class Grading:
     """Grades samples with everything that it takes; use from any thread.
 
-    Workers and served models start in the background. What was started ends with `close`, and
-    with this process however it ends.
+    Workers start in the background, served models when they are first asked. What was started ends
+    with `close`, and with this process however it ends.
     """
 
     def __init__(
         self, config: RewardConfig, *, workspace: Workspace, progress: Progress | None = None
     ) -> None:
-        """Starts what `config` needs.
+        """Starts workers and opens what `config` needs, apart from models to be served.
 
         Args:
             config: what will be graded with; a call may bring another, and what that needs more.
@@ -102,6 +102,7 @@ class Grading:
             ValueError: no sandbox is possible here, or an endpoint's settings are unusable.
         """
         self._workspace = workspace
+        self._python = config.python
         self._progress = progress
         self._lock = threading.Lock()
         self._lanes: dict[bytes, _Lane] = {}
@@ -109,7 +110,8 @@ class Grading:
             undo.callback(self._close_lanes)
             self._starter = undo.enter_context(ThreadPoolExecutor(thread_name_prefix="reward-open"))
             for part in _outside(config):
-                self._lane(part, config)
+                if not part.options.get("path"):
+                    self._lane(part, config)
             kinds = [part.kind for part in config.parts if needs(part.kind) is None]
             self._pool = RewardPool(kinds, workers=config.workers, log_dir=workspace.scratch)
             undo.pop_all()
@@ -124,6 +126,11 @@ class Grading:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def serve_ahead(self, config: RewardConfig) -> None:
+        """Starts the models that `config` has served here; the first call would do it too."""
+        for part in _outside(config):
+            self._lane(part, config)
 
     def grade(
         self,
@@ -283,7 +290,7 @@ class Grading:
 
         def start() -> Any:
             return open_endpoint(
-                options, serves=module.SERVES, python=config.python, workspace=self._workspace
+                options, serves=module.SERVES, python=self._python, workspace=self._workspace
             )
 
         # A model that is served here takes a while to start; an address is looked at at once.
@@ -310,7 +317,10 @@ def start(
         ValueError: no sandbox is possible here, or an endpoint's settings are unusable.
     """
     del model_dir
-    return Grading(RewardConfig.model_validate(config), workspace=workspace, progress=progress)
+    settings = RewardConfig.model_validate(config)
+    grading = Grading(settings, workspace=workspace, progress=progress)
+    grading.serve_ahead(settings)
+    return grading
 
 
 def _fill(
