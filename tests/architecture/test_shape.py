@@ -24,6 +24,7 @@ MAY_DEFER_IMPORTS = [
     "tasks/*/task.py",
     "flows/cli.py",
     "flows/cli_ledger.py",
+    "flows/cli_rewards.py",
     # The engine's heavy import comes after its process's environment is set.
     "tasks/rollout/engine.py",
 ]
