@@ -215,7 +215,7 @@ class RewardEngine(Protocol):
         `about` says what is graded, to whoever watches.
 
         Raises:
-            Transient: the grading processes do not start.
+            Transient: the grading processes do not start, or a service answers nobody.
             ValueError: no sandbox is possible here, or an endpoint's settings are unusable.
         """
         ...

@@ -15,8 +15,9 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rewards import needs, scorer
-from rewards.contract import EndpointScorer, RewardInput, SandboxScorer, Score
+from rewards.contract import EndpointScorer, Refused, RewardInput, SandboxScorer, Score
 from storage.records import canonical_json
+from tasks.errors import Transient
 from tasks.reward.contract import Mode, Progress, RewardConfig, RewardPart
 from tasks.reward.endpoint import open_endpoint
 from tasks.reward.mixture import checked, closed_gate, left_out
@@ -52,6 +53,14 @@ class _Lane:
         tool: _Tool = self.tool.result()
         tool.close()
         self.threads.shutdown(wait=True)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a part's tool was asked; each answer is the cause if it was out of reach."""
+
+    part: RewardPart
+    answers: "list[Future[OSError | None]]"
 
 
 class _Board:
@@ -155,8 +164,7 @@ class Grading:
         self._ask_workers(items, config, board, inside, mode)
         if gated:
             asked = self._ask_outside(items, config, board, outside)
-        for future in asked:
-            future.result()
+        _check_reached(asked, config)
         return _whole(board)
 
     def describe(self, config: RewardConfig) -> dict[str, str]:
@@ -226,9 +234,9 @@ class Grading:
         config: RewardConfig,
         board: _Board,
         indices: list[int],
-    ) -> list["Future[None]"]:
+    ) -> list["_Asked"]:
         """Hands out what needs a tool; returns what to wait for."""
-        asked: list[Future[None]] = []
+        asked: list[_Asked] = []
         for index in indices:
             part = config.parts[index]
             rows: list[int] = []
@@ -241,12 +249,14 @@ class Grading:
                     rows.append(row)
             lane, ask, size = self._asker(part, config)
             board.expect(len(rows))
-            asked += [
+            batches = [rows[start : start + size] for start in range(0, len(rows), size)]
+            answers = [
                 lane.threads.submit(
                     _fill, board, index, batch, [items[row] for row in batch], ask, part
                 )
-                for batch in (rows[start : start + size] for start in range(0, len(rows), size))
+                for batch in batches
             ]
+            asked.append(_Asked(part, answers))
         return asked
 
     def _asker(
@@ -330,14 +340,21 @@ def _fill(
     items: Sequence[RewardInput],
     ask: Callable[[Sequence[RewardInput]], Sequence[Score]],
     part: RewardPart,
-) -> None:
-    """Takes the scores of some samples; the one boundary at which errors become data."""
+) -> OSError | None:
+    """Takes the scores of some samples; the one boundary at which errors become data.
+
+    Returns:
+        Why nobody answered, if it was for that.
+    """
+    unreached: OSError | None = None
     try:
         scores = list(ask(items))
         if len(scores) != len(items):
             raise ValueError(f"{len(items)} samples were asked for, {len(scores)} scores came")
         found = [checked(score) for score in scores]
     except Exception as error:
+        if isinstance(error, OSError) and not isinstance(error, Refused):
+            unreached = error
         cause = f"{type(error).__name__}: {error}"
         found = [
             Score(
@@ -350,6 +367,21 @@ def _fill(
     for row, score in zip(rows, found, strict=True):
         board.scores[row][index] = score
     board.done(len(rows))
+    return unreached
+
+
+def _check_reached(asked: Sequence[_Asked], config: RewardConfig) -> None:
+    """Waits for what was asked.
+
+    Raises:
+        Transient: a tool answered nobody, which a retry may find otherwise.
+    """
+    for one in asked:
+        causes = [answer.result() for answer in one.answers]
+        if causes and all(causes) and config.max_failed_share < 1:
+            raise Transient(
+                f"Reward {one.part.stored_name!r} graded none of its samples: {causes[0]}"
+            )
 
 
 def _outside(config: RewardConfig) -> list[RewardPart]:

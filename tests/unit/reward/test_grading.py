@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rewards.contract import RewardInput, Score
+from tasks.errors import Transient
 from tasks.reward.contract import RewardConfig, RewardPart
 from tasks.reward.grading import Grading
 from tasks.workspace import Workspace
@@ -164,13 +165,27 @@ def test_a_service_that_is_away_leaves_samples_without_a_reward(
 ) -> None:
     service.close()
     config = RewardConfig(
-        parts=[asking(service, patience_s=0.1), RewardPart(kind="format")], workers=1
+        parts=[asking(service, patience_s=0.1), RewardPart(kind="format")],
+        workers=1,
+        max_failed_share=1.0,
     )
     with Grading(config, workspace=workspace) as grading:
         ((asked, form),) = grading.grade(samples(["1"]), config=config)
     assert (asked.value, asked.status) == (None, "grader_error")
     assert service.url in (asked.reason or "")
     assert form.status == "graded"
+
+
+def test_a_service_that_answers_nobody_is_worth_a_retry(
+    service: Service, workspace: Workspace
+) -> None:
+    service.close()
+    config = RewardConfig(parts=[asking(service, patience_s=0.1)], workers=1)
+    with (
+        Grading(config, workspace=workspace) as grading,
+        pytest.raises(Transient, match=r"'asked' graded none of its samples: .*gave no answer"),
+    ):
+        grading.grade(samples(["1", "2"]), config=config)
 
 
 def test_below_a_closed_gate_nobody_is_asked(service: Service, workspace: Workspace) -> None:
@@ -219,7 +234,7 @@ def test_closing_ends_every_wait(service: Service, workspace: Workspace) -> None
         return {"values": [1.0]}
 
     service.answer = answer
-    config = RewardConfig(parts=[asking(service)], workers=1)
+    config = RewardConfig(parts=[asking(service)], workers=1, max_failed_share=1.0)
     grading = Grading(config, workspace=workspace)
     graded: list[Any] = []
     waiting = threading.Thread(
