@@ -222,9 +222,10 @@ def _missing(function: _Function, arguments: Mapping[str, Any]) -> str | None:
 
 
 def _call(function: _Function, arguments: Mapping[str, Any]) -> Any:
-    # Copies: what a function does to its arguments must not reach the next sample.
+    # Copies: what a function does to its arguments must not reach the next sample. The token ids,
+    # long and made for this call, are one already.
     taken = {
-        name: copy.deepcopy(value)
+        name: value if name == "completion_ids" else copy.deepcopy(value)
         for name, value in arguments.items()
         if function.takes_any or name in function.takes
     }

@@ -13,13 +13,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tokenizers import Tokenizer
 
 from storage.experience import read_shard, rows_to_table, write_shard
 from storage.inputs import put_input
 from storage.layout import StepScope
 from storage.object_store import ObjectStore
-from storage.records import PromptInputs
 from storage.schemas import PROMPTS, REWARDS, SAMPLES
 from tasks.prompts.contract import DatasetConfig
 from tasks.prompts.opening import read_rows
@@ -29,6 +27,7 @@ from tasks.reward.pool import RewardPool
 from tasks.reward.stage import check_golds, run
 from tasks.workspace import Workspace
 from tests.unit.prompts.conftest import Prepare
+from tests.unit.reward.tokenizers_for_tests import END, write_tokenizer
 
 FUNCTIONS = Path(__file__).parents[1] / "rewards" / "functions_of_users.py"
 
@@ -235,16 +234,27 @@ def test_a_text_that_is_not_utf8_is_refused_with_its_file(tmp_path: Path):
 
 
 class Stage:
-    """Grades a completion for every stored prompt of a verl file, with the reward stage."""
+    """A verl file on its way through prompts and reward stage, a completion for each row."""
 
-    def __init__(self, store: ObjectStore, *, tokenizer: Path, directory: Path) -> None:
+    def __init__(self, store: ObjectStore, prepare_sets: Prepare, directory: Path) -> None:
         self.store = store
-        self.tokenizer = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
-        self.model = put_input(store, {path.name: path for path in tokenizer.iterdir()})
+        self.prepare_sets = prepare_sets
+        self.model_dir = directory / "model"
+        self.tokenizer = write_tokenizer(self.model_dir, special_tags=True)
+        (self.model_dir / "chat_template.jinja").write_text(
+            "{% for turn in messages %}{{ turn['content'] }}{% endfor %}"
+        )
+        self.model = put_input(store, {path.name: path for path in self.model_dir.iterdir()})
         self.workspace = Workspace(cache=directory / "cache", scratch=directory)
 
-    def grade(self, inputs: PromptInputs, completions: list[str], part: RewardPart) -> list[Any]:
+    def grade(
+        self, path: Path, completions: list[str], part: RewardPart, **options: Any
+    ) -> list[Any]:
         """Returns the rows of the rewards shard, after the check of the golds at launch."""
+        options = {"path": str(path), **options}
+        inputs = self.prepare_sets(
+            {"kind": "verl", "options": options}, tokenizer_dir=self.model_dir
+        )
         prompts = read_shard(self.store, inputs.train, schema=PROMPTS).to_pylist()
         samples = [
             self._sample(prompt, text) for prompt, text in zip(prompts, completions, strict=True)
@@ -266,7 +276,7 @@ class Stage:
         return read_shard(self.store, rewards, schema=REWARDS).to_pylist()
 
     def _sample(self, prompt: dict[str, Any], text: str) -> dict[str, Any]:
-        token_ids = self.tokenizer.encode(f"{text}<eos>").ids
+        token_ids = self.tokenizer.encode(f"{text}{END}").ids
         return {
             "sample_id": f"{prompt['group_id']}-0",
             "group_id": prompt["group_id"],
@@ -287,16 +297,15 @@ class Stage:
 
 
 @pytest.fixture
-def stage(store: ObjectStore, plain_tokenizer: Path, tmp_path: Path) -> Stage:
-    return Stage(store, tokenizer=plain_tokenizer, directory=tmp_path)
+def stage(store: ObjectStore, prepare_sets: Prepare, tmp_path: Path) -> Stage:
+    return Stage(store, prepare_sets, tmp_path)
 
 
-def test_verls_function_grades_verls_rows(prepare_sets: Prepare, stage: Stage, tmp_path: Path):
+def test_verls_function_grades_verls_rows(stage: Stage, tmp_path: Path):
     rows = [gsm8k(1), gsm8k(2), gsm8k(3) | {"data_source": "unheard of"}]
     path = write(tmp_path / "train.parquet", rows)
-    inputs = prepare_sets({"kind": "verl", "options": {"path": str(path)}})
     part = RewardPart(kind="python", options={"function": f"{FUNCTIONS}:compute_score"})
-    right, wrong, unknown = stage.grade(inputs, ["6", "13", "18"], part)
+    right, wrong, unknown = stage.grade(path, ["6", "13", "18"], part)
     assert (right["reward"], right["status"]) == (1.0, "graded")
     assert right["reason"] == "python: acc=1, pred=6"
     assert (wrong["reward"], wrong["status"]) == (0.0, "graded")
@@ -304,28 +313,21 @@ def test_verls_function_grades_verls_rows(prepare_sets: Prepare, stage: Stage, t
     assert "NotImplementedError" in unknown["reason"]
 
 
-def test_house_rewards_grade_verls_rows(prepare_sets: Prepare, stage: Stage, tmp_path: Path):
+def test_house_rewards_grade_verls_rows(stage: Stage, tmp_path: Path):
     path = write(tmp_path / "train.parquet", [gsm8k(1), gsm8k(2)])
-    inputs = prepare_sets({"kind": "verl", "options": {"path": str(path)}})
-    rewards = stage.grade(inputs, ["\\boxed{6}", "\\boxed{13}"], RewardPart(kind="numeric"))
+    rewards = stage.grade(path, ["\\boxed{6}", "\\boxed{13}"], RewardPart(kind="numeric"))
     assert [row["reward"] for row in rewards] == [1.0, 0.0]
 
 
-def test_trls_conversational_function_grades_verls_rows(
-    prepare_sets: Prepare, stage: Stage, tmp_path: Path
-):
+def test_trls_conversational_function_grades_verls_rows(stage: Stage, tmp_path: Path):
     row = gsm8k(1) | {"prompt": [{"role": "user", "content": "2 + 2?"}]}
     path = write(tmp_path / "train.parquet", [row])
-    inputs = prepare_sets({"kind": "verl", "options": {"path": str(path), "keep_prompt": True}})
     part = RewardPart(kind="python", options={"function": f"{FUNCTIONS}:conversation"})
-    assert [row["reward"] for row in stage.grade(inputs, ["4"], part)] == [1.0]
+    assert [row["reward"] for row in stage.grade(path, ["4"], part, keep_prompt=True)] == [1.0]
 
 
-def test_rows_that_a_function_cannot_grade_are_named_at_launch(
-    prepare_sets: Prepare, stage: Stage, tmp_path: Path
-):
+def test_rows_that_a_function_cannot_grade_are_named_at_launch(stage: Stage, tmp_path: Path):
     path = write(tmp_path / "train.parquet", [gsm8k(1), gsm8k(2)])
-    inputs = prepare_sets({"kind": "verl", "options": {"path": str(path)}})
     part = RewardPart(kind="python", options={"function": f"{FUNCTIONS}:takes_three"})
     with pytest.raises(ValueError, match=r"2 of 2 prompts .* requires 'level'"):
-        stage.grade(inputs, ["6", "12"], part)
+        stage.grade(path, ["6", "12"], part)
