@@ -156,6 +156,13 @@ def verify(  # noqa: PLR0913 - every option is a parameter
             "with --level facts.",
         ),
     ] = None,
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust",
+            help="Grade again also by functions, models and services that the run names: its own.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
     store: Store = None,
     endpoint: Endpoint = None,
@@ -174,7 +181,7 @@ def verify(  # noqa: PLR0913 - every option is a parameter
     from tasks.workspace import open_workspace
 
     first, last = parse_steps(steps)
-    options = VerifyOptions(level, first, last, sample, seed, head, key, overrides or [])
+    options = VerifyOptions(level, first, last, sample, seed, head, key, overrides or [], trust)
     where = resolve_store(store, endpoint)
     opened = open_store(where, writing=False)
     with open_workspace(home()) as workspace, showing_progress(quiet=as_json) as progress:

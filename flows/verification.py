@@ -47,7 +47,7 @@ class VerifyOptions:
     the seed is the auditor's own. `head` is the digest of a commit seen once; `key_file` the
     public key that must have signed all commits. `overrides` (`reward.key=value`) grade samples
     another way: what would change is listed, and whether recorded rewards come out again is then
-    not looked at.
+    not looked at. `trust` grades also by functions and services that the run's config names.
     """
 
     level: Level = "chain"
@@ -58,6 +58,7 @@ class VerifyOptions:
     head: str | None = None
     key_file: Path | None = None
     overrides: Sequence[str] = ()
+    trust: bool = False
 
 
 Progress = Callable[[str, int, int], None]
@@ -226,7 +227,7 @@ def _look_inside(look: _Look) -> tuple[Facts, Facts, list[tuple[int, Replayed]]]
     if options.overrides:
         # So that a slip is an error at once, and not a step that could not be checked.
         overridden_reward(RunConfig.model_validate(chain.run.config).reward, options.overrides)
-    with open_graders(look.workspace, overrides=options.overrides) as graders:
+    with open_graders(look.workspace, trust=options.trust, overrides=options.overrides) as graders:
         regrading = graders if options.level != "chain" else None
         audit_evaluations(store, chain.run, first=first, last=last, graders=regrading, facts=evals)
         if options.level == "chain":

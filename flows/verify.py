@@ -25,6 +25,7 @@ def verify(  # noqa: PLR0913 - what a deployment may ask for
     sample: float = 1.0,
     head: str | None = None,
     key: str | None = None,
+    trust: bool = False,
     store: str | None = None,
     endpoint: str | None = None,
 ) -> None:
@@ -37,6 +38,7 @@ def verify(  # noqa: PLR0913 - what a deployment may ask for
         sample: share of the steps whose facts are computed again.
         head: digest of a commit that was seen once.
         key: file of the public key that must have signed all commits.
+        trust: grade again also by functions, models and services that the run names.
         store: `s3://bucket/prefix` or a directory; default: see `rollbook verify --help`.
         endpoint: address of an S3 server that is not AWS.
 
@@ -53,6 +55,7 @@ def verify(  # noqa: PLR0913 - what a deployment may ask for
         sample=sample,
         head=head,
         key_file=Path(key) if key else None,
+        trust=trust,
     )
     where = resolve_store(store, endpoint)
     opened = open_store(where, writing=False)

@@ -14,7 +14,7 @@ from storage.object_store import ObjectStore
 from storage.objects import read_object
 from storage.records import ObjectRef, PolicyRef, RunRecord, StageRecord, canonical_json
 from storage.schemas import REWARDS
-from tasks.reward.audit import OtherReward, audit_rewards, regrade, say_regraded
+from tasks.reward.audit import OtherReward, audit_rewards, needs_trust, regrade, say_regraded
 from tasks.reward.contract import RewardConfig, RewardRequest
 from tasks.reward.grading import Grading
 from tasks.rollout.audit import audit_samples
@@ -63,6 +63,8 @@ class Graders:
 
     workspace: Workspace
     stack: ExitStack
+    trust: bool = False
+    """Whether to grade also by code and services that the run's config names."""
     overrides: Sequence[str] = ()
     """`reward.key=value`: how the auditor would have graded instead."""
     opened: dict[bytes, Grading] = field(default_factory=dict[bytes, Grading])
@@ -77,10 +79,12 @@ class Graders:
 
 
 @contextmanager
-def open_graders(workspace: Workspace, *, overrides: Sequence[str] = ()) -> Iterator[Graders]:
+def open_graders(
+    workspace: Workspace, *, trust: bool, overrides: Sequence[str] = ()
+) -> Iterator[Graders]:
     """Yields graders; their processes end with the block."""
     with ExitStack() as stack:
-        yield Graders(workspace, stack, overrides)
+        yield Graders(workspace, stack, trust, overrides)
 
 
 @dataclass(frozen=True)
@@ -160,6 +164,14 @@ def audit_shard(
     if graders.overrides:
         config = overridden_reward(asked.config, graders.overrides)
         asked = asked.model_copy(update={"config": config})
+    number = shard.scope.step if isinstance(shard.scope, StepScope) else shard.scope.version
+    danger = None if graders.trust else needs_trust(asked.config)
+    if danger is not None:
+        facts.left_out.append(
+            f"step {number}: rewards of shard {shard.number}: {danger}; --trust does it"
+        )
+        tally.counts["rewards left out"] += stored.num_rows
+        return
     engine = graders.grading(asked.config)
     found = regrade(asked, graded, store, engine, cache=graders.workspace.cache)
     if graders.overrides:
@@ -167,7 +179,6 @@ def audit_shard(
         tally.counts["rewards graded another way"] += found.num_samples - len(found.left_out)
     else:
         say_regraded(found, rewards, tally=tally)
-    number = shard.scope.step if isinstance(shard.scope, StepScope) else shard.scope.version
     facts.left_out += [f"step {number}: {line}" for line in found.left_out]
     if found.others:
         facts.differences.append(

@@ -48,6 +48,11 @@ def scorer(kind: str) -> GoldChecker:
     return cast(GoldChecker, loaded)
 
 
+def is_foreign(kind: str) -> bool:
+    """Whether the code that scores lies outside this folder: to look at its settings runs it."""
+    return kind not in SCORERS or kind == "python"
+
+
 def needs(kind: str) -> Needs | None:
     """Returns what the scoring function named `kind` is lent; None: nothing but the sample."""
     return getattr(scorer(kind), "NEEDS", None)

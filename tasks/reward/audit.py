@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from rewards import is_foreign, needs
 from storage import environment
 from storage.audit_findings import NO_SILENT_ZERO, REPLAY, Tally
 from storage.audit_tables import OtherRow, other_rows
@@ -97,11 +98,14 @@ def regrade(
     stored = read_shard(store, record.outputs["rewards"], schema=REWARDS)
     found = Regraded(num_samples=stored.num_rows)
     found.environment_changes = environment.changes(record.environment, describe(engine, config))
+    asks_service = any(needs(part.kind) == "endpoint" for part in config.parts)
     noted = {_noted_sample(note) for note in record.notes if note.startswith(NOT_REPLAYABLE)}
     for other in other_rows(stored, again):
         limit = _ran_into_limit(other, noted)
         if limit:
             found.left_out.append(limit)
+        elif asks_service:
+            found.left_out.append(f"{_sample_of(other)}: a service may say otherwise each time")
         else:
             found.others.append(_other_reward(other))
     found.left_out += [
@@ -109,6 +113,27 @@ def regrade(
         for sample_id in sorted(noted - {line.partition(":")[0] for line in found.left_out})
     ]
     return found
+
+
+def needs_trust(config: RewardConfig) -> str | None:
+    """Returns what grading by a stranger's config would do to whoever does it, or None.
+
+    A config names functions that are called, addresses that are asked with a token of the
+    environment, models that are loaded, and whether programs are contained.
+    """
+    for part in config.parts:
+        if is_foreign(part.kind):
+            code = part.options.get("function", part.kind)
+            return f"it would run {code}, which is code of whoever launched the run"
+        if needs(part.kind) == "endpoint":
+            where = part.options.get("url") or part.options.get("path")
+            return f"it would ask {where}, as whoever launched the run wished"
+        if needs(part.kind) == "sandbox" and (
+            config.sandbox.allow_unsandboxed or config.sandbox.url is not None
+        ):
+            where = config.sandbox.url or "unsandboxed processes here"
+            return f"it would run programs of the run's models by {where}"
+    return None
 
 
 def _check_limits(config: RewardConfig) -> None:
@@ -123,6 +148,11 @@ def _check_limits(config: RewardConfig) -> None:
 
 def _noted_sample(note: str) -> str:
     return note.removeprefix(NOT_REPLAYABLE).partition(":")[0]
+
+
+def _sample_of(other: OtherRow) -> str:
+    row = other.stored or other.again or {}
+    return str(row.get("sample_id"))
 
 
 def _ran_into_limit(other: OtherRow, noted: set[str]) -> str | None:

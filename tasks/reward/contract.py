@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from rewards import scorer
+from rewards import SCORERS, is_foreign, scorer
 from rewards.contract import RewardInput, Score
 from storage.layout import Scope
 from storage.records import (
@@ -46,8 +46,23 @@ class RewardPart(BaseModel):
 
     @model_validator(mode="after")
     def _options_are_the_scorers(self) -> "RewardPart":
-        scorer(self.kind).Config.model_validate(self.options)
+        # Whoever reads a stored config must not run what it names: see `check_code`.
+        if "." not in self.kind and (self.kind not in SCORERS or not is_foreign(self.kind)):
+            scorer(self.kind).Config.model_validate(self.options)
         return self
+
+    def check_code(self) -> None:
+        """Loads code of the user's and checks the settings against it; before a run grades by it.
+
+        Raises:
+            ValueError: it does not load, or refuses its settings.
+        """
+        try:
+            scorer(self.kind).Config.model_validate(self.options)
+        except ValidationError as error:
+            first = error.errors()[0]
+            words = first["msg"].removeprefix("Value error, ")
+            raise ValueError(f"Reward {self.stored_name!r} does not work: {words}") from error
 
 
 class SandboxConfig(BaseModel):

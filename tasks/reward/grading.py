@@ -108,13 +108,16 @@ class Grading:
             progress: told while `grade` goes on, on whatever thread.
 
         Raises:
-            ValueError: no sandbox is possible here, or an endpoint's settings are unusable.
+            ValueError: a user's code does not load, no sandbox is possible here, or an endpoint's
+                settings are unusable.
         """
         self._workspace = workspace
         self._python = config.python
         self._progress = progress
         self._lock = threading.Lock()
         self._lanes: dict[bytes, _Lane] = {}
+        for part in config.parts:
+            part.check_code()
         with ExitStack() as undo:
             undo.callback(self._close_lanes)
             self._starter = undo.enter_context(ThreadPoolExecutor(thread_name_prefix="reward-open"))

@@ -14,7 +14,7 @@ from storage.inputs import put_input
 from storage.layout import StepScope
 from storage.records import StageRecord
 from storage.schemas import PROMPTS, REWARDS, SAMPLES
-from tasks.reward.audit import Regraded, audit_rewards, regrade, say_regraded
+from tasks.reward.audit import Regraded, audit_rewards, needs_trust, regrade, say_regraded
 from tasks.reward.contract import RewardConfig, RewardPart, RewardRequest
 from tasks.reward.grading import Grading
 from tasks.reward.stage import run
@@ -161,3 +161,25 @@ def test_limits_that_no_worker_can_be_given_are_refused_before_any_dies(graded: 
     graded.request = graded.request.model_copy(update={"config": config})
     with pytest.raises(ValueError, match="Expected at most 86400 s"):
         graded.again(graded.record)
+
+
+@pytest.mark.parametrize(
+    ("part", "sandbox", "danger"),
+    [
+        ({"kind": "python", "options": {"function": "no.such:thing"}}, {}, "run no.such:thing"),
+        ({"kind": "no.such.module"}, {}, "run no.such.module"),
+        ({"kind": "judge", "options": {"url": "http://there", "rubric": "r"}}, {}, "ask http://there"),
+        ({"kind": "code"}, {"allow_unsandboxed": True}, "unsandboxed"),
+        ({"kind": "code"}, {"backend": "http", "url": "http://there"}, "by http://there"),
+    ],
+)
+def test_a_strangers_config_is_read_but_never_obeyed(
+    part: dict[str, Any], sandbox: dict[str, Any], danger: str
+) -> None:
+    config = RewardConfig.model_validate({"parts": [part], "sandbox": sandbox})
+    assert danger in (needs_trust(config) or "")
+
+
+@pytest.mark.parametrize("kind", ["math", "code", "exact"])
+def test_our_own_graders_need_no_trust(kind: str) -> None:
+    assert needs_trust(RewardConfig(parts=[RewardPart(kind=kind)])) is None

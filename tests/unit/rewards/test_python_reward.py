@@ -229,8 +229,9 @@ def test_a_verl_function_without_a_score_is_an_error(function: str):
 def test_a_function_that_cannot_be_called_is_refused_at_launch(
     function: str, options: dict[str, Any], message: str
 ):
-    with pytest.raises(ValidationError, match=message):
-        RewardPart(kind="python", options={"function": f"{FILE}:{function}", **options})
+    part = RewardPart(kind="python", options={"function": f"{FILE}:{function}", **options})
+    with pytest.raises(ValueError, match=message):
+        part.check_code()
 
 
 def test_a_shape_may_be_said_where_the_arguments_do_not_tell():
