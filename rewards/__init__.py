@@ -7,6 +7,7 @@ from typing import cast
 from rewards.contract import GoldChecker, Needs
 
 SCORERS: dict[str, str] = {
+    "code": "rewards.code",
     "exact": "rewards.exact",
     "format": "rewards.format",
     "math": "rewards.math",
