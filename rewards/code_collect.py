@@ -16,16 +16,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 _DEFAULT_RELATIVE, _DEFAULT_ABSOLUTE = 1e-6, 1e-12
+_FUNCTION = type(lambda: None)
 Case = tuple[str, "Callable[[], object]"]
 
 
 def cases(namespace: dict[str, Any]) -> Iterator[Case]:
     """Yields every test of a module that has run, in the order of the module."""
-    fixtures = {name: each for name, each in namespace.items() if hasattr(each, "_fixture")}
+    # Only what the tests define: an object of the program would answer to any name.
+    functions = {name: each for name, each in namespace.items() if type(each) is _FUNCTION}
+    fixtures = {name: each for name, each in functions.items() if hasattr(each, "_fixture")}
     for name, value in list(namespace.items()):
-        if isinstance(value, type):
+        if issubclass(type(value), type):
             yield from _class_cases(name, value, fixtures)
-        elif name.startswith("test") and hasattr(value, "__code__"):
+        elif name.startswith("test") and name in functions:
             yield from _function_cases(name, value, lambda value=value: value, fixtures)
 
 
@@ -209,6 +212,8 @@ class Pytest:
         return _mark_fixture(function[0]) if function else _mark_fixture
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
         raise Unsupported(f"the tests use pytest.{name}")
 
 

@@ -1,6 +1,7 @@
 """Reads the tests of a data set's row, in the shapes of the field, into one of three kinds."""
 
 import ast
+import builtins
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,10 +77,15 @@ def entry_name(tests: CheckerTests) -> str | None:
     """Returns the function that the tests are about: named by the row, or called by an assert."""
     if tests.entry_point or not tests.asserts:
         return tests.entry_point
-    for node in ast.walk(ast.parse(tests.asserts[0])):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            return node.func.id
-    return None
+    called = [
+        node.func.id
+        for node in ast.walk(ast.parse(tests.asserts[0]))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    ]
+    # The program must not replace what the tests judge with: abs(f(2) - 4) < 1e-6 is about f. A
+    # task may be about a function called sum, and then it is the innermost that they call.
+    own = [name for name in called if not hasattr(builtins, name)]
+    return next(iter(own or called[::-1]), None)
 
 
 def split_asserts(tests: CheckerTests, *, any_expression: bool) -> Sequence[CallTest] | None:
@@ -272,7 +278,9 @@ def _asked(node: ast.expr, expected: Any, *, any_expression: bool) -> CallTest |
             values = [each[0] for each in args if each is not None]
             named = {key: each[0] for key, each in kwargs.items() if each is not None}
             return CallTest(node.func.id, _tree(values), _tree(named), tree, from_python=True)
-    if not any_expression or _literal(node) is not None:
+    # True is easily guessed by whoever evaluates a comparison: that is no proof from inside.
+    guessed = expected is None or isinstance(expected, bool)
+    if not any_expression or guessed or _literal(node) is not None:
         return None
     nothing = (_tree([]), _tree({}))
     return CallTest("", *nothing, tree, from_python=True, expression=ast.unparse(node))

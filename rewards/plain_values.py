@@ -62,7 +62,7 @@ def encode(value: Any, opaque: Callable[[Any, Any], Any]) -> Any:
     if found is not None:
         return found
     for base, plain in _BASES:
-        if isinstance(value, base):
+        if issubclass(kind, base):  # Not isinstance: an object may lie about its class.
             return opaque(value, encode(plain(value), opaque))
     return opaque(value, None)
 
