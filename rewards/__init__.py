@@ -8,6 +8,7 @@ from rewards.contract import GoldChecker, Needs
 
 SCORERS: dict[str, str] = {
     "choice": "rewards.choice",
+    "code": "rewards.code",
     "exact": "rewards.exact",
     "format": "rewards.format",
     "json_schema": "rewards.json_schema",

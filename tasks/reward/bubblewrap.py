@@ -139,12 +139,7 @@ class BubblewrapSandbox:
             *("--proc", "/proc", "--dev", "/dev"),
             *("--size", str(_SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
             *("--size", str(limits.file_bytes), "--tmpfs", "/tmp", "--dir", WORK),
-            *chain(
-                *(
-                    ("--file", str(fd), f"{WORK}/{name}")
-                    for fd, name in enumerate(names, FIRST_FILE)
-                )
-            ),
+            *chain(*(("--file", str(fd), name) for fd, name in enumerate(paths, FIRST_FILE))),
             *("--remount-ro", "/", "--chdir", WORK, "--clearenv"),
             *("--setenv", "HOME", WORK),
             *chain(*(("--setenv", name, value) for name, value in ENVIRONMENT.items())),

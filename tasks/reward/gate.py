@@ -43,7 +43,7 @@ cd "$1" && shift && exec "$@"
 
 
 def spawn(
-    argv: Sequence[str],
+    argv: list[str],
     *,
     stdin: str,
     files: Sequence[str],
@@ -82,8 +82,16 @@ def spawn(
             setsigmask=[],
             setsigdef=[signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ],
         )
-        kept = [ends.keep(fd) for fd in (stdout, stderr, started, go)]
-        return Confined(pid, *kept, processes(pid, ends.keep(info)))
+        for fd in (stdout, stderr, started, go, info):
+            ends.keep(fd)
+    return Confined(
+        pid=pid,
+        stdout=stdout,
+        stderr=stderr,
+        started=started,
+        go=go,
+        processes=processes(pid, info),
+    )
 
 
 def gated(
@@ -153,10 +161,9 @@ class Ends:
             raise
         return moved, self.move(write)
 
-    def keep(self, fd: int) -> int:
+    def keep(self, fd: int) -> None:
         """Leaves `fd` open: it belongs to the caller from now on."""
         self._open.remove(fd)
-        return fd
 
 
 def sealed(text: str) -> int:

@@ -16,9 +16,10 @@ from tenacity import (
     wait_exponential_jitter,
 )
 
-from rewards.contract import Program, ProgramResult, SandboxLimits
+from rewards.contract import KilledBy, Program, ProgramResult, SandboxLimits
 from tasks.reward.contract import SandboxConfig
 from tasks.reward.gate import inside
+from tasks.reward.supervise import signalled
 
 logger = logging.getLogger(__name__)
 
@@ -124,8 +125,8 @@ class HttpSandbox:
             OSError: always.
         """
         raise OSError(
-            "A sandbox service cannot join two programs. Expected reward.sandbox.backend=bubblewrap "
-            "for tests that need it."
+            "A sandbox service cannot join two programs. Expected "
+            "reward.sandbox.backend=bubblewrap for tests that need it."
         )
 
     def _ask(self, body: dict[str, Any], timeout_s: float) -> _RunResult:
@@ -185,12 +186,17 @@ def _base64(content: str) -> str:
 
 def _result(result: _RunResult, limits: SandboxLimits) -> ProgramResult:
     stdout, stderr = result.stdout or "", result.stderr or ""
-    cut = [text[: limits.output_bytes] for text in (stdout, stderr)]
-    if result.status == "TimeLimitExceeded":
-        return ProgramResult(None, *cut, killed_by="cpu")
-    if len(stdout.encode()) > limits.output_bytes or len(stderr.encode()) > limits.output_bytes:
-        return ProgramResult(None, *cut, killed_by="output")
     code = result.return_code
-    if code is None or code < 0 or code > 128:
-        return ProgramResult(None, *cut, killed_by="signal")
-    return ProgramResult(code, *cut)
+    killed_by: KilledBy | None = None
+    if result.status == "TimeLimitExceeded":
+        killed_by = "cpu"
+    elif max(len(stdout.encode()), len(stderr.encode())) > limits.output_bytes:
+        killed_by = "output"
+    else:
+        killed_by = "signal" if code is None else signalled(code)
+    return ProgramResult(
+        exit_code=None if killed_by else code,
+        stdout=stdout[: limits.output_bytes],
+        stderr=stderr[: limits.output_bytes],
+        killed_by=killed_by,
+    )

@@ -3,6 +3,7 @@
 How a program is isolated is the backend's; here are only its pipes, its clock and its end.
 """
 
+import math
 import os
 import selectors
 import signal
@@ -20,6 +21,7 @@ _POLL_S = 0.05
 _MAX_CHARGED_S = 2 * _POLL_S
 _BUSY_SHARE = 0.1
 _CHUNK_BYTES = 1 << 16
+_GRACE_S = 1.0
 _START_LIMIT_S = 60.0
 _SIGNAL_EXIT = 128
 
@@ -140,6 +142,7 @@ class _Watch:
         self._until = until
         self._asleep_s = 0.0
         self._moved = False
+        self._killing = math.inf
         for each in watched:
             for fd in (each.confined.stdout, each.confined.stderr):
                 each.output[fd] = bytearray()
@@ -192,7 +195,8 @@ class _Watch:
         each.status = status
         each.cpu_s = max(each.cpu_s, usage.ru_utime + usage.ru_stime)
         if self._until == "last" and each is self._watched[-1]:
-            self._kill_others(each)
+            # Who sees that the last one has hung up ends by itself, and tells why it ended.
+            self._killing = time.monotonic() + _GRACE_S
 
     def _kill_others(self, each: _Watched) -> None:
         for other in self._watched:
@@ -207,6 +211,9 @@ class _Watch:
                 for each in living:
                     each.confined.processes.kill()
             return
+        if time.monotonic() > self._killing:
+            for each in living:
+                each.kill("signal")
         awake, self._moved = self._moved, False
         for each in living:
             awake = self._count(each, elapsed_s) or awake
@@ -267,14 +274,17 @@ def _result(each: _Watched) -> ProgramResult:
     killed_by = each.killed_by
     if killed_by is None and each.cpu_s > each.limits.cpu_s:
         killed_by = "cpu"
-    # A program that dies of a signal leaves a namespace with 128 + its number.
-    if killed_by is None and (code < 0 or _is_signal(code - _SIGNAL_EXIT)):
-        killed_by = "signal"
+    if killed_by is None:
+        killed_by = signalled(code)
     return ProgramResult(None if killed_by else code, stdout, stderr, killed_by)
 
 
-def _is_signal(number: int) -> bool:
-    return number in {each.value for each in signal.Signals}
+def signalled(code: int) -> KilledBy | None:
+    """Returns what an exit status says of a signal: negative, or 128 + its number from a shell."""
+    number = -code if code < 0 else code - _SIGNAL_EXIT
+    if number in (signal.SIGXCPU, signal.SIGPROF):
+        return "cpu"
+    return "signal" if number in {each.value for each in signal.Signals} else None
 
 
 def read_use(stat: bytes, task_states: Callable[[], Sequence[bytes]]) -> ProcessUse:

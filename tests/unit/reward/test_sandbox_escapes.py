@@ -1,0 +1,476 @@
+"""What a hostile program tries, and what becomes of it; the program runs as it would be graded."""
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rewards import code
+from rewards.contract import Program as Confined
+from rewards.contract import ProgramResult, RewardInput, Sandbox, SandboxLimits, Score
+from tasks.reward.contract import SandboxConfig
+from tasks.reward.sandbox import open_sandbox
+
+LIMITS = SandboxLimits(cpu_s=3, asleep_s=3, processes=16)
+MARK = "rollbook-escape"
+
+
+@pytest.fixture(scope="module")
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    opened = open_sandbox(SandboxConfig(concurrency=4), scratch=tmp_path_factory.mktemp("scratch"))
+    yield opened
+    opened.close()
+
+
+def run(sandbox: Sandbox, source: str, limits: SandboxLimits = LIMITS) -> ProgramResult:
+    files = {"main.py": textwrap.dedent(source)}
+    return sandbox.run(Confined(files, ("python", "-S", "main.py")), limits=limits)
+
+
+def grade(sandbox: Sandbox, source: str, tests: object, **options: object) -> Score:
+    completion = f"```python\n{textwrap.dedent(source)}\n```"
+    item = RewardInput(completion, extra={"tests": tests})
+    return code.score(item, code.Config.model_validate(options), sandbox)
+
+
+def ours() -> list[psutil.Process]:
+    return [each for each in psutil.process_iter() if MARK in " ".join(_words(each))]
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+REFUSED = [
+    ("connect_to_the_internet", "import socket; socket.create_connection(('1.1.1.1', 53), 2)"),
+    ("look_up_a_name", "import socket; socket.getaddrinfo('example.org', 80)"),
+    ("send_a_datagram", "import socket; s = socket.socket(2, 2); s.sendto(b'x', ('8.8.8.8', 53))"),
+    ("write_to_the_root", "open('/escaped', 'w')"),
+    ("write_to_usr", "open('/usr/escaped', 'w')"),
+    ("write_to_the_interpreter", "import os; open(os.__file__, 'a')"),
+    ("write_to_dev", "open('/dev/escaped', 'w')"),
+    ("open_a_disk", "open('/dev/vda', 'rb')"),
+    ("make_a_device", "import os; os.mknod('/tmp/d', 0o60600, os.makedev(8, 0)); open('/tmp/d')"),
+    ("read_kernel_memory", "open('/dev/mem', 'rb').read(1)"),
+    ("read_passwords", "open('/etc/shadow').read()"),
+    ("list_home", "import os; os.listdir('/home')"),
+    ("read_a_key_of_root", "open('/root/.ssh/id_rsa').read()"),
+    (
+        "symlink_out_of_the_folder",
+        "import os; os.symlink('/etc/shadow', 'link'); print(open('link').read())",
+    ),
+    ("climb_with_dots", "print(open('../../../../etc/shadow').read())"),
+    ("become_root", "import os; os.setuid(0); open('/usr/x', 'w')"),
+    ("new_user_namespace", "import ctypes; assert ctypes.CDLL(None).unshare(0x10000000) == 0"),
+    ("new_mount_namespace", "import ctypes; assert ctypes.CDLL(None).unshare(0x00020000) == 0"),
+    ("mount", "import ctypes; assert ctypes.CDLL(None).mount(b'x', b'/tmp', b'tmpfs', 0, 0) == 0"),
+    ("remount_writable", "import ctypes; assert ctypes.CDLL(None).mount(0, b'/', 0, 4128, 0) == 0"),
+    ("chroot", "import os; os.chroot('/tmp')"),
+    ("set_the_host_name", "import socket; socket.sethostname('mine')"),
+    ("raise_its_limits", "import resource as r; r.setrlimit(r.RLIMIT_AS, (-1, -1))"),
+    ("kill_the_first_process", "import os; os.kill(1, 9); os.kill(1, 0) or 1 / 0"),
+    ("write_to_sysctl", "open('/proc/sys/kernel/core_pattern', 'w').write('|/tmp/x')"),
+    ("press_sysrq", "open('/proc/sysrq-trigger', 'w').write('b')"),
+]
+
+
+@pytest.mark.parametrize("source", [case[1] for case in REFUSED], ids=[case[0] for case in REFUSED])
+def test_the_attempt_raises_inside(sandbox: Sandbox, source: str) -> None:
+    result = run(sandbox, source)
+    assert result.exit_code == 1, result
+    assert "rror" in result.stderr.splitlines()[-1]
+
+
+def test_a_service_of_this_machine_is_out_of_reach(sandbox: Sandbox) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.1)
+        port = server.getsockname()[1]
+        result = run(sandbox, f"import socket; socket.create_connection(('127.0.0.1', {port}), 1)")
+        assert result.exit_code == 1
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+def test_only_its_own_processes_are_in_proc(sandbox: Sandbox) -> None:
+    result = run(
+        sandbox, "import os; print(sorted(int(n) for n in os.listdir('/proc') if n.isdigit()))"
+    )
+    assert result.stdout == "[1, 2]\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+def test_signals_do_not_reach_the_grader(sandbox: Sandbox, number: int) -> None:
+    attempts = f"""
+        import os
+        for pid in [os.getppid(), {os.getpid()}, {os.getppid()}, -{os.getpgrp()}]:
+            try:
+                os.kill(pid, {int(number)})
+            except OSError as error:
+                print(type(error).__name__)
+    """
+    result = run(sandbox, attempts)
+    assert result.stdout.count("ProcessLookupError") >= 2
+    assert run(sandbox, "print(1)").stdout == "1\n"
+
+
+def test_a_signal_to_every_process_finds_nobody_else(sandbox: Sandbox) -> None:
+    bystander = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    result = run(sandbox, "import os; os.kill(-1, 9)")
+    assert bystander.poll() is None
+    bystander.communicate(b"\n")
+    assert "ProcessLookupError" in result.stderr
+
+
+def test_the_grader_is_not_traced(sandbox: Sandbox) -> None:
+    attach = "import ctypes; print([ctypes.CDLL(None).ptrace(16, p, 0, 0) for p in {pids}])"
+    result = run(sandbox, attach.format(pids=[os.getpid(), os.getppid(), 3]))
+    assert result.stdout == "[-1, -1, -1]\n"
+
+
+def test_a_fork_bomb_of_root_is_bounded_and_disturbs_nobody(sandbox: Sandbox) -> None:
+    most = 0
+    done = threading.Event()
+
+    def count() -> None:
+        nonlocal most
+        while not done.is_set():
+            most = max(most, len(ours()))
+            time.sleep(0.05)
+
+    counter = threading.Thread(target=count)
+    counter.start()
+    bomb = f"""
+        import os, sys  # {MARK}
+        while True:
+            try:
+                os.fork()
+            except OSError:
+                pass
+    """
+    verdicts: list[Score] = []
+    neighbour = threading.Thread(
+        target=lambda: verdicts.append(
+            grade(sandbox, "print(1)", [{"stdin": "", "stdout": "1"}], cpu_s=30)
+        )
+    )
+    source = textwrap.dedent(bomb)
+    thread = threading.Thread(target=neighbour.start)
+    thread.start()
+    program = Confined({}, ("python", "-S", "-c", source))
+    result = sandbox.run(program, limits=LIMITS)
+    neighbour.join()
+    done.set()
+    counter.join()
+    assert result.killed_by == "cpu"
+    # The command also stands in the arguments of bubblewrap's two and of the first process.
+    assert most <= LIMITS.processes + 4
+    assert verdicts == [Score(1.0)]
+    assert ours() == []
+
+
+def test_double_forked_survivors_of_a_new_session_die_with_the_program(sandbox: Sandbox) -> None:
+    source = """
+        import os, time
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                for fd in range(3):
+                    os.close(fd)
+                time.sleep(60)
+            os._exit(0)
+        os.wait()
+    """
+    program = Confined({}, ("python", "-S", "-c", f"# {MARK}\n" + textwrap.dedent(source)))
+    result = sandbox.run(program, limits=LIMITS)
+    assert result.exit_code == 0
+    assert ours() == []
+
+
+def test_nothing_survives_a_grader_that_is_killed(tmp_path: Path) -> None:
+    grader = f"""
+        import pathlib, sys
+        from rewards.contract import Program, SandboxLimits
+        from tasks.reward.contract import SandboxConfig
+        from tasks.reward.sandbox import open_sandbox
+        SLEEPER = "import time\\nwhile 1: time.sleep(.1) #{MARK}"
+        sandbox = open_sandbox(SandboxConfig(), scratch=pathlib.Path({str(tmp_path)!r}))
+        program = Program({{}}, ("python", "-S", "-c", SLEEPER))
+        print("begins", flush=True)
+        sandbox.run(program, limits=SandboxLimits(asleep_s=300))
+    """
+    root = Path(__file__).parents[3]
+    for pause_s in (0.0, 0.02, 0.3):
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(grader)],
+            env={**os.environ, "PYTHONPATH": str(root)},
+            stdout=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begins\n"
+        time.sleep(pause_s)
+        process.kill()
+        process.communicate()
+        deadline = time.monotonic() + 20
+        while (left := [each for each in ours() if each.pid != process.pid]) and (
+            time.monotonic() < deadline
+        ):
+            time.sleep(0.02)
+        assert left == []
+
+
+def test_filling_the_disk_ends_at_the_folder_s_size(sandbox: Sandbox) -> None:
+    source = """
+        import os
+        for number in range(100):
+            for folder in ("/tmp", "/tmp/work", "/dev/shm"):
+                try:
+                    with open(f"{folder}/{number}", "wb") as file:
+                        file.write(bytes(1 << 20))
+                except OSError as error:
+                    full = error.errno
+        names = [entry for entry in os.scandir("/tmp") if entry.is_file()]
+        print(full, sum(entry.stat().st_size for entry in names))
+    """
+    result = run(sandbox, source, SandboxLimits(file_bytes=8 << 20))
+    errno, size = result.stdout.split()
+    assert errno == "28"
+    assert int(size) <= 8 << 20
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_two_hundred_megabytes_of_output_are_cut(sandbox: Sandbox, stream: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    source = f"import sys\nfor i in range(200): sys.{stream}.write('x' * 2**20)"
+    result = run(sandbox, source)
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert result.killed_by == "output"
+    assert len(getattr(result, stream)) == LIMITS.output_bytes
+    assert grown_kib < 50 << 10
+
+
+MEMORY = [
+    ("at_once", "a = bytearray(3 << 30)", None),
+    ("endless_recursion_in_c", "a = []\nwhile 1: a = [a] * 2 + [bytearray(1 << 20)]", None),
+    (
+        "by_many_children",
+        "import os, time\nfor _ in range(6):\n  if os.fork() == 0:\n    a = bytearray(b'x') * "
+        "(100 << 20)\n    time.sleep(60)\ntime.sleep(60)",
+        "memory",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("source", "killed_by"), [case[1:] for case in MEMORY], ids=[case[0] for case in MEMORY]
+)
+def test_memory_is_bounded(sandbox: Sandbox, source: str, killed_by: str | None) -> None:
+    limits = SandboxLimits(cpu_s=20, asleep_s=20, memory_bytes=300 << 20)
+    result = run(sandbox, source, limits)
+    assert result.killed_by == killed_by
+    assert killed_by or "MemoryError" in result.stderr
+
+
+def test_huge_recursion_ends_the_program_only(sandbox: Sandbox) -> None:
+    source = "import sys\nsys.setrecursionlimit(10**9)\nf = lambda x: f(x)\nf(repr)"
+    deep = (
+        "x = []\nfor _ in range(10**6): x = [x]\nimport sys\nsys.setrecursionlimit(10**9)\nrepr(x)"
+    )
+    assert run(sandbox, source).exit_code != 0
+    assert run(sandbox, deep).exit_code != 0
+    assert run(sandbox, "print(1)").exit_code == 0
+
+
+def test_no_variable_of_the_grader_is_in_the_environment(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    result = run(sandbox, "import os; print(sorted(os.environ), open('/proc/1/environ').read())")
+    assert "hunter2" not in result.stdout
+    assert "AWS" not in result.stdout
+
+
+def test_no_descriptor_of_the_grader_is_open(sandbox: Sandbox, tmp_path: Path) -> None:
+    secret = tmp_path / "tests.json"
+    secret.write_text("expected")
+    with secret.open() as file:
+        os.set_inheritable(file.fileno(), True)
+        source = """
+            import os
+            for fd in range(3, 256):
+                try:
+                    print(fd, os.fstat(fd), os.read(fd, 100))
+                except OSError:
+                    pass
+        """
+        assert run(sandbox, source).stdout == ""
+
+
+SEARCH = """
+import gc, os, sys
+found = []
+def look(text):
+    if "".join(("7391", "0246")) in str(text):
+        found.append(1)
+for path, folders, files in os.walk("/tmp"):
+    for name in files:
+        look(open(os.path.join(path, name), errors="replace").read())
+for name in os.listdir("/proc"):
+    for part in ("cmdline", "environ", "maps", "fd"):
+        try:
+            look(open(f"/proc/{name}/{part}", "rb").read())
+        except OSError:
+            pass
+for thing in gc.get_objects():
+    if isinstance(thing, (dict, list, tuple)):
+        look(thing)
+frame = sys._getframe()
+while frame:
+    look(frame.f_locals)
+    look(frame.f_globals)
+    frame = frame.f_back
+look(sys.argv)
+"""
+SHAPES = [
+    ("stdin", [{"stdin": "1\n", "stdout": "73910246"}], "print(73910246 if found else 0)"),
+    (
+        "call",
+        [{"fn": "f", "args": [1], "expected": 73910246}],
+        "def f(n): return 73910246 if found else 0",
+    ),
+    ("assert", ["assert f(1) == 73910246"], "def f(n): return 73910246 if found else 0"),
+    (
+        "module",
+        {"test": "def test_f():\n    from solution import f\n    assert f(1) == 73910246"},
+        "def f(n): return 73910246 if found else 0",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("tests", "answer"), [case[1:] for case in SHAPES], ids=[case[0] for case in SHAPES]
+)
+def test_the_expected_answer_is_nowhere_inside(
+    sandbox: Sandbox, tests: object, answer: str
+) -> None:
+    # The program names the number itself, so it is written apart: found means found elsewhere.
+    split = answer.replace("73910246", "int(''.join(('7391', '0246')))")
+    score = grade(sandbox, SEARCH + split, tests)
+    assert (score.value, score.status) == (0.0, "graded")
+    assert (score.reason or "").startswith("wrong_output")
+
+
+F = "def f(n):\n    return 0\n"
+LIAR = "class Z:\n    def __eq__(self, other): return True\n    __ne__ = __hash__ = None\n"
+EVERYTHING = """
+class Z:
+    def __eq__(self, other): return True
+    def __lt__(self, other): return True
+    __gt__ = __le__ = __ge__ = __contains__ = __lt__
+    def __sub__(self, other): return 0
+    __add__ = __mul__ = __rsub__ = __sub__
+    def __abs__(self): return 0
+    def __bool__(self): return True
+    def __instancecheck__(self, other): return True
+    __class__ = int
+def f(n): return Z()
+"""
+TRICKS = [
+    ("exit_zero", F + "import sys; sys.exit(0)"),
+    ("exit_zero_at_once", F + "import os; os._exit(0)"),
+    ("exit_zero_in_the_call", "def f(n):\n    raise SystemExit(0)"),
+    ("exit_zero_at_once_in_the_call", "import os\ndef f(n): os._exit(0)"),
+    ("exit_handler", F + "import atexit, os; atexit.register(lambda: os._exit(0))"),
+    ("says_passed", F + "print('1 passed'); print('ALL TESTS PASSED'); print('OK')"),
+    ("equals_everything", LIAR + "def f(n): return Z()"),
+    ("operators_of_everything", EVERYTHING),
+    ("int_that_equals_everything", "class Z(int):\n    __eq__ = lambda *a: True\nf = Z"),
+    (
+        "patched_builtins",
+        F + "import builtins\nfor n in ('abs', 'repr', 'all'): "
+        "setattr(builtins, n, lambda *a: True)",
+    ),
+    ("patched_assertion", F + "import builtins; builtins.AssertionError = ZeroDivisionError"),
+    ("own_abs", F + "def abs(x): return 0\ndef isinstance(*a): return True"),
+    ("patched_json", F + "import json, _json; json.loads = json.dumps = lambda *a: 1"),
+    (
+        "patched_harness",
+        F + "import sys\nfor m in list(sys.modules.values()):\n"
+        "    for n in ('encode', 'dumps', '_answer'):\n        hasattr(m, n) and setattr(m, n, "
+        "lambda *a: {'value': True})",
+    ),
+    ("traced", F + "import sys; sys.settrace(lambda *a: None); sys.setprofile(lambda *a: None)"),
+    ("replaced_test_module", F + "import sys; sys.modules['tests'] = sys.modules['pytest'] = sys"),
+    ("raises_assertion_passed", "def f(n):\n    raise StopIteration('passed')"),
+]
+WRITERS = [
+    ("verdict_lines", '{"passed":true}\\n{"done":true}\\n'),
+    ("result_lines", '{"value":true}\\n'),
+    ("garbage", "\\x00\\xff[[[[{"),
+    ("callback", '{"callback":0,"args":[],"kwargs":{}}\\n'),
+    ("handle", '{"value":{"o":0,"type":"f","plain":null}}\\n'),
+]
+for _name, _line in WRITERS:
+    TRICKS.append(
+        (
+            f"writes_{_name}_everywhere",
+            "import os\ndef f(n):\n    for fd in range(10):\n        try:\n"
+            f"            os.write(fd, b'{_line}' * 9)\n        except OSError: pass\n    return 0",
+        )
+    )
+TRUTHS = {
+    "call": ["assert f(3) == 9"],
+    "asserts": ["assert f(3) == 9 and type(f(3)) is int", "assert abs(f(3) - 9) < 1e-6"],
+    "module": {"test": "def check(candidate):\n    assert candidate(3) == 9", "entry_point": "f"},
+    "unittest": {
+        "test": "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n"
+        "        from solution import f\n        self.assertAlmostEqual(f(3), 9)"
+    },
+    "stdin": [{"stdin": "3", "stdout": "9"}],
+}
+
+
+@pytest.mark.parametrize("tests", TRUTHS.values(), ids=TRUTHS.keys())
+@pytest.mark.parametrize("source", [case[1] for case in TRICKS], ids=[case[0] for case in TRICKS])
+def test_a_trick_is_a_graded_zero(sandbox: Sandbox, source: str, tests: object) -> None:
+    score = grade(sandbox, source, tests, cpu_s=2)
+    assert (score.value, score.status) == (0.0, "graded"), score.reason
+
+
+def test_an_honest_program_passes_the_same_tests(sandbox: Sandbox) -> None:
+    source = "def f(n): return n * n\nif __name__ == '__main__': print(f(int(input())))"
+    for tests in TRUTHS.values():
+        assert grade(sandbox, source, tests) == Score(1.0)
+
+
+def test_joined_programs_do_not_see_each_other(sandbox: Sandbox) -> None:
+    look = "import os; print(os.listdir('.'), [n for n in os.listdir('/proc') if n.isdigit()])"
+    results = sandbox.run_joined(
+        Confined({"hostile.py": look}, ("python", "-S", "hostile.py")),
+        checker=Confined({"trusted.py": look}, ("python", "-S", "trusted.py")),
+        limits=LIMITS,
+    )
+    assert [result.stdout for result in results] == [
+        "['hostile.py'] ['1', '2']\n",
+        "['trusted.py'] ['1', '2']\n",
+    ]
+
+
+def test_no_killed_program_stays_a_zombie(sandbox: Sandbox) -> None:
+    limits = SandboxLimits(asleep_s=0.05)
+    for _ in range(25):
+        assert run(sandbox, "import time; time.sleep(30)", limits).killed_by == "asleep"
+    states = [child.status() for child in psutil.Process().children(recursive=True)]
+    assert psutil.STATUS_ZOMBIE not in states
