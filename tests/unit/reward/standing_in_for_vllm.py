@@ -41,15 +41,19 @@ class Handle(BaseHTTPRequestHandler):
 def main() -> None:
     if "--break" in sys.argv:
         print("ValueError: no such architecture", file=sys.stderr)
+        print("nanobind: leaked 9 types!\n - leaked type x\n" * 20, file=sys.stderr)
         sys.exit(3)
     taken = option("--taken-once")
     if taken and not Path(taken).exists():
         Path(taken).touch()
         print("OSError: [Errno 98] Address already in use", file=sys.stderr)
         sys.exit(1)
-    grandchild = subprocess.Popen(["sleep", "600"])
+    # As vLLM's resource tracker does, which gives shared memory back a moment after the end.
+    last_words = f"sleep 0.2; touch {option('--last-words')}" if "--last-words" in sys.argv else ""
+    subprocess.Popen(["sh", "-c", f"cat; {last_words}"], stdin=subprocess.PIPE)
     pids = option("--pids")
     if pids:
+        grandchild = subprocess.Popen(["sleep", "600"])
         Path(pids).write_text(json.dumps([os.getpid(), grandchild.pid, os.getppid()]))
     if "--hang" in sys.argv:
         time.sleep(600)

@@ -99,6 +99,13 @@ def test_a_model_is_served_described_and_ended(
     assert not any(map(is_alive, pids))
 
 
+def test_what_a_server_started_may_clean_up_after_it(
+    opened: Callable[..., HttpEndpoint], tmp_path: Path
+) -> None:
+    opened("--last-words", str(tmp_path / "cleaned")).close()
+    assert (tmp_path / "cleaned").exists()
+
+
 def test_the_key_stands_in_no_command_line(
     opened: Callable[..., HttpEndpoint], tmp_path: Path
 ) -> None:
