@@ -227,6 +227,9 @@ class Endpoint(Protocol):
 class EndpointConfig(ScorerConfig):
     """Root of the settings of a scoring function that asks a service."""
 
+    # Errors would quote the url, and with it a password that does not belong there.
+    model_config = ConfigDict(hide_input_in_errors=True)
+
     url: str | None = None
     """Of the service, without the path that is asked: `http://127.0.0.1:8000`."""
     path: str | None = None

@@ -274,7 +274,7 @@ def _find_verdict(said: str) -> dict[str, Any] | str:
     found = [each for each in _objects(text) if "score" in each]
     if not found:
         return "there is no JSON object with a score"
-    if any(each["score"] != found[0]["score"] for each in found):
+    if any(each["score"] != found[0]["score"] for each in found[1:]):
         return "it holds several scores"
     return found[-1]
 

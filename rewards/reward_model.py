@@ -184,7 +184,7 @@ def _question(item: RewardInput, config: Config) -> str:
 def _shown(item: RewardInput, config: Config) -> str:
     if config.show_thinking:
         return item.completion
-    return visible_text(item.completion, prompt=item.prompt)
+    return visible_text(item.completion, prompt=item.prompt).strip()
 
 
 def _score(logits: Sequence[float], config: Config, *, reason: str | None = None) -> Score:

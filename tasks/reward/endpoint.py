@@ -33,7 +33,7 @@ _OF_THIS_REQUEST = frozenset({400, 413, 422})
 """Statuses that say what is wrong with one request; other ones would be refused too."""
 _QUOTED_CHARACTERS = 200
 _MAX_ANSWER_BYTES = 16 << 20
-_BACKOFF = tenacity.wait_exponential_jitter(multiplier=0.25, max=10.0, jitter=0.25)
+_BACKOFF = tenacity.wait_exponential_jitter(multiplier=0.1, max=10.0, jitter=0.1)
 
 
 class _MayPass(Exception):
@@ -77,7 +77,8 @@ class HttpEndpoint:
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._asked: dict[str, Future[Any]] = {}
-        self._away_since: float | None = None
+        self._answered_at = time.monotonic()
+        self._given_up = False
         self._http = _client(config, self._url, token=self._token, trust_env=server is None)
 
     def post(self, path: str, body: Mapping[str, Any], *, read: Callable[[Any], Read]) -> Read:
@@ -165,6 +166,8 @@ class HttpEndpoint:
         try:
             return retrying(self._attempt, method, path, payload)
         except _MayPass as error:
+            # Unless others were answered meanwhile: then it was this request.
+            self._given_up = self._answered_at < begun
             tried = retrying.statistics.get("attempt_number", 1)
             raise OSError(
                 f"{self._url}{path} gave no answer: {error}. Tried {tried} times in "
@@ -177,10 +180,8 @@ class HttpEndpoint:
 
     def _gives_up(self, state: tenacity.RetryCallState) -> bool:
         assert state.seconds_since_start is not None
-        waited = state.seconds_since_start
-        if self._away_since is not None:
-            waited = max(waited, time.monotonic() - self._away_since)
-        return waited + state.upcoming_sleep > self._patience_s
+        waits_until_s = state.seconds_since_start + state.upcoming_sleep
+        return self._given_up or waits_until_s > self._patience_s
 
     def _attempt(self, method: str, path: str, payload: bytes | None) -> Any:
         self._pace.wait(self._closed)
@@ -190,12 +191,11 @@ class HttpEndpoint:
             status, headers, content = self._exchange(method, path, payload)
         except httpx.RequestError as error:
             self._blame_death(error)
-            self._away_since = self._away_since or time.monotonic()
             raise _MayPass(f"{type(error).__name__}: {error}") from error
         if status in _RETRIED or status >= httpx.codes.INTERNAL_SERVER_ERROR:
-            self._away_since = self._away_since or time.monotonic()
             raise _MayPass(self._said(status, content), wait_s=_retry_after_s(headers))
-        self._away_since = None
+        self._answered_at = time.monotonic()
+        self._given_up = False
         if not httpx.codes.is_success(status):
             kind = Refused if status in _OF_THIS_REQUEST else OSError
             raise kind(f"{self._url}{path} refused the request: {self._said(status, content)}")

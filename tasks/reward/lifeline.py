@@ -10,11 +10,17 @@ import os
 import subprocess
 import sys
 import threading
+import time
+
+import psutil
 
 from tasks.processes import kill_group, kill_rest_of_own_group
 
 GRACE_S = 8.0
 """How long the command may take to end when it is told to."""
+_REST_S = 2.0
+"""And then what it started: one of them gives shared memory back."""
+_POLL_S = 0.05
 
 
 def main() -> int:
@@ -22,6 +28,9 @@ def main() -> int:
     process = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
     threading.Thread(target=_end_with_parent, args=(process,), daemon=True).start()
     code = process.wait()
+    deadline = time.monotonic() + _REST_S
+    while _others_of_own_group() and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
     kill_rest_of_own_group()
     return code if code >= 0 else 128 - code
 
@@ -30,9 +39,19 @@ def _end_with_parent(process: "subprocess.Popen[bytes]") -> None:
     while os.read(0, 1):
         pass
     process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
+    try:
         process.wait(GRACE_S)
-    kill_group(os.getpid())
+    except subprocess.TimeoutExpired:
+        kill_group(os.getpid())
+
+
+def _others_of_own_group() -> bool:
+    for pid in psutil.pids():
+        # A process may end between the listing and the question.
+        with contextlib.suppress(ProcessLookupError):
+            if pid != os.getpid() and os.getpgid(pid) == os.getpgrp():
+                return True
+    return False
 
 
 if __name__ == "__main__":

@@ -43,6 +43,8 @@ _TAIL_LINES = 12
 _TAIL_BYTES = 16384
 _MAX_TEMPORARY_BYTES = 68
 """vLLM's sockets lie among temporary files, and the kernel limits their paths."""
+_NOISE = re.compile(r"nanobind: | - (leaked|\.\.\. skipped)")
+"""What a compiled library says at every end of vLLM, after the cause if there is one."""
 _PORT_TAKEN = re.compile("address already in use", re.IGNORECASE)
 _WEIGHTS = re.compile(r".*\.(safetensors|bin|pt|pth)(\.index\.json)?")
 _ENVIRONMENT = {
@@ -54,6 +56,8 @@ _ENVIRONMENT = {
     # Idle threads that spin take the cores of the engines beside them.
     "OMP_WAIT_POLICY": "PASSIVE",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # On CPU: the model in the engine's process and not in a third one, which imports all again.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     # vLLM's sampler still compiles one helper, which needs a compiler and up to 15 s.
     "TORCH_COMPILE_DISABLE": "1",
     "PYTHONUNBUFFERED": "1",
@@ -338,7 +342,8 @@ def _last_lines(log: Path) -> list[str]:
     with log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
         text = file.read().decode("utf-8", "replace")
-    return [line.rstrip() for line in text.splitlines() if line.strip()][-_TAIL_LINES:]
+    lines = [line.rstrip() for line in text.splitlines()]
+    return [line for line in lines if line and not _NOISE.match(line)][-_TAIL_LINES:]
 
 
 def _files(directory: Path) -> list[Path]:
