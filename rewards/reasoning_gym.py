@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 from reasoning_gym import create_dataset
 from reasoning_gym.dataset import ProceduralDataset
@@ -230,4 +230,4 @@ def _verdict(text: str, task: _Task) -> float:
 @lru_cache(maxsize=64)
 def _verifier(name: str, params: str) -> ProceduralDataset:
     settings = {**json.loads(params), "size": 1, "seed": 0}
-    return cast(ProceduralDataset, create_dataset(name, **settings))
+    return create_dataset(name, **settings)
