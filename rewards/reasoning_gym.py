@@ -133,18 +133,12 @@ def score(item: RewardInput, config: Config) -> Score:
     Reasons: `no_final_answer`, `hedged` (alternatives, or more values than the task asks for),
     `unreadable` (the verifier raises, or would have to evaluate it as code), `wrong`.
     """
-    task = _task(item.answer, item.extra)
-    if isinstance(task, str):
-        return Score(None, "grader_error", task)
-    text = answer_text(item, config)
-    if isinstance(text, Score):
-        return text
-    graded = _grade(text, task)
-    if graded.value == 1.0:
-        return graded
-    # A wrong gold looks like a wrong answer: ask only then.
     problem = check_gold(item.answer, item.extra, config)
-    return graded if problem is None else Score(None, "grader_error", problem)
+    task = _task(item.answer, item.extra)
+    if problem is not None or isinstance(task, str):
+        return Score(None, "grader_error", problem)
+    text = answer_text(item, config)
+    return text if isinstance(text, Score) else _grade(text, task)
 
 
 def check_gold(answer: str | None, extra: Mapping[str, Any], config: Config) -> str | None:
