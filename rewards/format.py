@@ -3,11 +3,13 @@
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from rewards.contract import GoldExample, RewardInput, Score, ScorerConfig
+
+_NAME = re.compile(r"[^\s<>/]+")
 
 
 class Config(ScorerConfig):
@@ -15,8 +17,9 @@ class Config(ScorerConfig):
 
     pattern: str | None = None
     """Must match the whole completion (`.` matches line ends); None: `tags` decide."""
-    tags: tuple[str, ...] = ("think", "answer")
-    """`<a>...</a>` once each, in this order, with nothing but blanks around them."""
+    tags: Annotated[tuple[str, ...], Field(min_length=1)] = ("think", "answer")
+    """`<a>...</a>` once each, in this order, with nothing but blanks around them. Where the prompt
+    ends with the first one's opening, as chat templates do with `<think>`, that counts."""
 
     @field_validator("pattern")
     @classmethod
@@ -29,10 +32,22 @@ class Config(ScorerConfig):
             ) from None
         return pattern
 
+    @field_validator("tags")
+    @classmethod
+    def _are_names(cls, tags: tuple[str, ...]) -> tuple[str, ...]:
+        odd = [tag for tag in tags if not _NAME.fullmatch(tag) or tags.count(tag) > 1]
+        if odd:
+            raise ValueError(
+                f"tags={list(tags)} holds {odd[0]!r}, which no completion could satisfy. Expected "
+                "names without their angle brackets, each once: [think, answer]."
+            )
+        return tags
+
 
 GOLD: Sequence[GoldExample] = (
     GoldExample(RewardInput("<think>9 times 8</think>\n<answer>72</answer>")),
     GoldExample(RewardInput("<answer>k</answer>"), {"tags": ["answer"]}),
+    GoldExample(RewardInput("9 times 8</think><answer>72</answer>", prompt="What?<think>\n")),
     GoldExample(RewardInput("<answer>k</answer>"), {"pattern": "<answer>[a-z]</answer>"}),
 )
 
@@ -42,7 +57,7 @@ def score(item: RewardInput, config: Config) -> Score:
     if config.pattern is not None:
         matches = _compiled(config.pattern).fullmatch(item.completion) is not None
     else:
-        matches = _has_tags(item.completion.strip(), config.tags)
+        matches = _has_tags(_opening(item.prompt, config) + item.completion, config.tags)
     return Score(1.0) if matches else Score(0.0, reason="wrong_format")
 
 
@@ -54,6 +69,12 @@ def check_gold(answer: str | None, extra: Mapping[str, Any], config: Config) -> 
 @lru_cache(maxsize=64)
 def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.DOTALL)
+
+
+def _opening(prompt: str | None, config: Config) -> str:
+    """Returns the first tag's opening if it is the end of the prompt."""
+    opening = f"<{config.tags[0]}>"
+    return opening if (prompt or "").rstrip().endswith(opening) else ""
 
 
 def _has_tags(text: str, tags: Sequence[str]) -> bool:

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
@@ -168,17 +168,19 @@ def _schema_problem(schema_text: str) -> str | None:
     schema = json.loads(schema_text)
     if not isinstance(schema, dict | bool):
         return f"is {schema_text[:60]}, expected a JSON Schema: an object or a boolean"
-    if (
-        isinstance(schema, dict)
-        and validator_for(schema, default=None) is None
-        and ("$schema" in schema)
-    ):
-        return f"is of the dialect {schema['$schema']!r}, which is not known here"
+    validator = validator_for(schema, default=Draft202012Validator)
+    dialect = None if isinstance(schema, bool) else schema.get("$schema")
+    if dialect is not None and str(dialect).rstrip("#") != _uri(validator):
+        return f"is of the dialect {dialect!r}, which is not known here"
     try:
-        validator_for(schema, default=Draft202012Validator).check_schema(schema)
+        validator.check_schema(cast(dict[str, Any], schema))
     except SchemaError as error:
         return f"is no JSON Schema: {error.message} at {error.json_path}"
     return _unresolved_reference(schema) or _endless_reference(schema_text)
+
+
+def _uri(validator: type[Validator]) -> str:
+    return str(cast(Mapping[str, Any], validator.META_SCHEMA)["$schema"]).rstrip("#")
 
 
 def _unresolved_reference(schema: dict[str, Any] | bool) -> str | None:

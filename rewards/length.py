@@ -20,7 +20,7 @@ class Cosine(ScorerConfig):
     correct_by: str = "exact"
     """The reward that says what is correct (a value of 1 or more); one that needs nothing but the
     sample."""
-    correct_options: dict[str, Any] = {}
+    correct_options: dict[str, Any] = Field(default_factory=dict[str, Any])
     """That reward's own settings."""
     correct_short: float = 1.0
     """`r_0^c`: correct, at length 0."""

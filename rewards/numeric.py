@@ -1,14 +1,18 @@
 """Numeric match: the final answer is the same number as the gold answer, without algebra."""
 
+import re
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from rewards.answer import NO_FINAL_ANSWER, AnswerConfig, final_answer, visible_text
+from rewards.answer import AnswerConfig, answer_text, visible_text
 from rewards.contract import GoldExample, RewardInput, Score
-from rewards.notation import normalise
+from rewards.notation import normalise, plain_words
 from rewards.quantity import Quantity, parse_quantity, same_quantity
+
+_OR = re.compile(r"(?<![a-z\\])or(?![a-z])|\\lor(?![a-z])", re.IGNORECASE)
 
 
 class Config(AnswerConfig):
@@ -18,6 +22,8 @@ class Config(AnswerConfig):
     """Read the whole completion outside `<think>` as the number."""
     relative_tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Accept this much more than rule 5 does (exact, 1e-6 if the gold is a decimal)."""
+    absolute_tolerance: Annotated[float, Field(ge=0)] = 0.0
+    """The same in the unit of the gold answer, for golds that may be 0."""
 
 
 GOLD: Sequence[GoldExample] = (
@@ -25,6 +31,7 @@ GOLD: Sequence[GoldExample] = (
     GoldExample(RewardInput("<answer>25%</answer>", answer="0.25")),
     GoldExample(RewardInput("58", answer="58"), {"whole": True}),
     GoldExample(RewardInput("\\boxed{3.1}", answer="3"), {"relative_tolerance": 0.05}),
+    GoldExample(RewardInput("\\boxed{0.01}", answer="0"), {"absolute_tolerance": 0.02}),
 )
 
 
@@ -37,18 +44,17 @@ def score(item: RewardInput, config: Config) -> Score:
     if gold is None:
         return Score(None, "grader_error", check_gold(item.answer, item.extra, config))
     if config.whole:
-        text = visible_text(item.completion, prompt=item.prompt)
+        text: str | Score = visible_text(item.completion, prompt=item.prompt)
     else:
-        found = final_answer(item, config)
-        if found is None:
-            return Score(0.0, reason=NO_FINAL_ANSWER)
-        if found.alternatives:
-            return Score(0.0, reason="hedged")
-        text = found.text
-    answer = parse_quantity(normalise(text))
+        text = answer_text(item, config)
+    if isinstance(text, Score):
+        return text
+    written = normalise(text)
+    answer = parse_quantity(written)
     if answer is None:
-        return Score(0.0, reason="not_a_number")
-    close = same_quantity(gold, answer) or _within(gold, answer, config.relative_tolerance)
+        hedged = _OR.search(plain_words(written)) is not None
+        return Score(0.0, reason="hedged" if hedged else "not_a_number")
+    close = same_quantity(gold, answer) or _within(gold, answer, config)
     return Score(1.0) if close else Score(0.0, reason="wrong")
 
 
@@ -59,7 +65,10 @@ def check_gold(answer: str | None, extra: Mapping[str, Any], config: Config) -> 
     return f"the gold answer {answer!r} is not a number"
 
 
-def _within(gold: Quantity, answer: Quantity, tolerance: float) -> bool:
+def _within(gold: Quantity, answer: Quantity, config: Config) -> bool:
     if gold.unit and answer.unit and gold.unit != answer.unit:
         return False
-    return bool(tolerance) and abs(gold.value - answer.value) <= tolerance * abs(gold.value)
+    # Fractions: a number of 400 digits is too large for a float.
+    relative = Fraction(config.relative_tolerance) * abs(gold.value)
+    tolerance = max(relative, Fraction(config.absolute_tolerance))
+    return tolerance > 0 and abs(gold.value - answer.value) <= tolerance

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 from reasoning_gym import create_dataset
 from reasoning_gym.dataset import ProceduralDataset
@@ -133,18 +133,12 @@ def score(item: RewardInput, config: Config) -> Score:
     Reasons: `no_final_answer`, `hedged` (alternatives, or more values than the task asks for),
     `unreadable` (the verifier raises, or would have to evaluate it as code), `wrong`.
     """
-    task = _task(item.answer, item.extra)
-    if isinstance(task, str):
-        return Score(None, "grader_error", task)
-    text = answer_text(item, config)
-    if isinstance(text, Score):
-        return text
-    graded = _grade(text, task)
-    if graded.value == 1.0:
-        return graded
-    # A wrong gold looks like a wrong answer: ask only then.
     problem = check_gold(item.answer, item.extra, config)
-    return graded if problem is None else Score(None, "grader_error", problem)
+    task = _task(item.answer, item.extra)
+    if problem is not None or isinstance(task, str):
+        return Score(None, "grader_error", problem)
+    text = answer_text(item, config)
+    return text if isinstance(text, Score) else _grade(text, task)
 
 
 def check_gold(answer: str | None, extra: Mapping[str, Any], config: Config) -> str | None:
@@ -230,4 +224,4 @@ def _verdict(text: str, task: _Task) -> float:
 @lru_cache(maxsize=64)
 def _verifier(name: str, params: str) -> ProceduralDataset:
     settings = {**json.loads(params), "size": 1, "seed": 0}
-    return cast(ProceduralDataset, create_dataset(name, **settings))
+    return create_dataset(name, **settings)

@@ -1,6 +1,7 @@
 """Regular expression: the answer, or the completion, matches a pattern of the recipe."""
 
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
@@ -63,8 +64,7 @@ GOLD: Sequence[GoldExample] = (
     ),
     GoldExample(
         RewardInput("first #### 3\nthen #### 4\n", answer="4"),
-        {"pattern": r"^.*?#### (.+?)$", "text": "visible", "match": "search", "gold_group": 1}
-        | {"pattern": r"#### *([^\n]+)"},
+        {"pattern": r"#### *(.+?)$", "text": "visible", "match": "search", "gold_group": 1},
     ),
 )
 
@@ -110,10 +110,7 @@ def _match(pattern: re.Pattern[str], text: str, config: Config) -> re.Match[str]
         return pattern.fullmatch(text)
     if config.gold_group is None:
         return pattern.search(text)
-    last = None
-    for last in pattern.finditer(text):
-        pass
-    return last
+    return next(iter(deque(pattern.finditer(text), maxlen=1)), None)
 
 
 @lru_cache(maxsize=256)
