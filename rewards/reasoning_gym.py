@@ -50,7 +50,7 @@ _FORMULA = re.compile(
 )
 _ALPHABETS: Mapping[str, re.Pattern[str]] = {
     "complex_arithmetic": re.compile(r"[\d.eEiIjJ+()\s-]*", re.ASCII),
-    "countdown": re.compile(r"[\d+*/().\s-]*", re.ASCII),
+    "countdown": re.compile(r"(?!.*(?:\*\*|//))[\d+*/().\s-]*", re.ASCII | re.DOTALL),
     "intermediate_integration": _FORMULA,
     "number_sorting": re.compile(r"[\d.eE+,'\"\[\]\s-]*", re.ASCII),
     "polynomial_multiplication": _FORMULA,

@@ -141,6 +141,11 @@ def test_digits_of_a_formula_are_read_in_linear_time() -> None:
     assert graded("1" * 5000 + "!", entry, "simple_integration").reason == "unreadable"
 
 
+def test_a_tower_of_powers_is_no_answer_to_countdown() -> None:
+    (entry,) = tasks("countdown", size=1)
+    assert graded("9**9**9**9", entry, "countdown") == Score(0.0, reason="unreadable")
+
+
 def test_verifiers_use_the_settings_that_made_the_task() -> None:
     # Within 10^-precision is right: 0.3 of 0.25 at one decimal place, not at the default of six.
     entry = {"answer": "0.25", "metadata": {}}
@@ -203,7 +208,8 @@ def test_a_refused_data_set_can_still_be_drawn_for_another_reward() -> None:
     config = data_set.Config(dataset="game_of_life_halting", size=1)
     line = {"question": "?", "answer": "True", "metadata": {}}
     assert data_set._is_gradable(config, line)
-    assert not data_set._is_gradable(config.model_copy(update={"dataset": "gcd"}), line)
+    factors = data_set.Config(dataset="prime_factorization", size=1)
+    assert not data_set._is_gradable(factors, line)
 
 
 def _problem(name: str, entry: dict[str, Any]) -> str | None:
