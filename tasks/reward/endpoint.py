@@ -192,6 +192,11 @@ class HttpEndpoint:
         except httpx.RequestError as error:
             self._blame_death(error)
             raise _MayPass(f"{type(error).__name__}: {error}") from error
+        except RuntimeError as error:
+            # Closed in between: httpx has no class of its own for that.
+            if not self._closed.is_set():
+                raise
+            raise OSError(f"{self._url}{path} gave no answer: this grader is closed.") from error
         if status in _RETRIED or status >= httpx.codes.INTERNAL_SERVER_ERROR:
             raise _MayPass(self._said(status, content), wait_s=_retry_after_s(headers))
         self._answered_at = time.monotonic()

@@ -46,10 +46,13 @@ def _end_with_parent(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _others_of_own_group() -> bool:
-    for pid in psutil.pids():
-        # A process may end between the listing and the question.
-        with contextlib.suppress(ProcessLookupError):
-            if pid != os.getpid() and os.getpgid(pid) == os.getpgrp():
+    for process in psutil.process_iter():
+        # A process may end between the listing and the questions.
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if process.pid == os.getpid() or os.getpgid(process.pid) != os.getpgrp():
+                continue
+            # Dead ones stay until somebody collects them, which is not our part.
+            if process.status() != psutil.STATUS_ZOMBIE:
                 return True
     return False
 

@@ -210,12 +210,11 @@ class _Start:
 
     def _command(self) -> list[str]:
         runner = {"generate": "generate", "classify": "pooling"}[self._serves]
-        convert = ["--convert", "classify"] if self._serves == "classify" else []
         return [
             *("-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(self._directory), "--served-model-name", self._model),
             *("--host", _ADDRESS, "--port", str(self.port)),
-            *("--runner", runner, *convert),
+            *("--runner", runner),
             *("--enforce-eager", "--seed", "0", "--generation-config", "vllm"),
             *("--disable-log-stats", "--uvicorn-log-level", "warning"),
         ]

@@ -186,8 +186,15 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("more", [[], ["--hang"]], ids=["ready", "starting"])
+@pytest.mark.parametrize(
+    ("number", "more"),
+    [
+        (signal.SIGKILL, []),
+        (signal.SIGKILL, ["--hang"]),
+        (signal.SIGTERM, []),
+        (signal.SIGINT, []),
+    ],
+)
 def test_nothing_is_left_when_the_parent_ends(
     number: signal.Signals,
     more: list[str],
