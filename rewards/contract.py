@@ -278,6 +278,12 @@ def _check_url(url: str) -> None:
         )
 
 
+HOW_IT_IS_ASKED = frozenset(
+    {"api_key_env", "concurrency", "requests_per_minute", "request_timeout_s", "patience_s"}
+)
+"""Settings of an EndpointConfig that no reward depends on."""
+
+
 class EndpointScorer(GoldChecker, Protocol):
     """A file that asks a service: `NEEDS = "endpoint"`, and its Config is an EndpointConfig."""
 

@@ -12,6 +12,7 @@ from rewards.contract import (
     Endpoint,
     EndpointConfig,
     GoldExample,
+    Refused,
     RewardInput,
     Score,
 )
@@ -149,7 +150,7 @@ def _score(item: RewardInput, config: Config, endpoint: Endpoint) -> Score:
     message = _message(item, shown, config)
     try:
         verdict = _ask(message, config, endpoint)
-    except (OSError, ValueError) as error:
+    except (Refused, ValueError) as error:
         return Score(None, "grader_error", str(error))
     return Score(_value(verdict.score, config), reason=_reason(verdict))
 

@@ -121,8 +121,6 @@ def _score_together(
         logits = _logits(items, config, endpoint)
     except (Refused, ValueError):
         return [_score_alone(item, config, endpoint) for item in items]
-    except OSError as error:
-        return [Score(None, "grader_error", str(error)) for _ in items]
     return [_score(each, config) for each in logits]
 
 
@@ -132,11 +130,11 @@ def _score_alone(item: RewardInput, config: Config, endpoint: Endpoint) -> Score
     except Refused as error:
         if config.truncate is None:
             return Score(None, "grader_error", str(error))
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         return Score(None, "grader_error", str(error))
     try:
         [logits] = _logits([item], config, endpoint, truncate=config.truncate)
-    except (OSError, ValueError) as error:
+    except (Refused, ValueError) as error:
         return Score(None, "grader_error", str(error))
     return _score(logits, config, reason="input_truncated")
 

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from rewards import SCORERS, is_foreign, scorer
-from rewards.contract import RewardInput, Score
+from rewards import SCORERS, is_foreign, needs, scorer
+from rewards.contract import HOW_IT_IS_ASKED, RewardInput, Score
 from storage.layout import Scope
 from storage.records import (
     InputRef,
@@ -21,7 +21,10 @@ from storage.records import (
 class RewardPart(BaseModel):
     """One scoring function and its weight in the sum."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # Errors quote no input: an address may hold a password.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
+    )
 
     kind: str
     """A file of `rewards/`: exact, numeric, math, format ..."""
@@ -51,6 +54,16 @@ class RewardPart(BaseModel):
             scorer(self.kind).Config.model_validate(self.options)
         return self
 
+    def request_fields(self) -> dict[str, Any]:
+        """Returns what of this part the rewards depend on."""
+        fields = self.model_dump(mode="json", exclude=_unset(self, "domains", "gate"))
+        if not is_foreign(self.kind) and needs(self.kind) == "endpoint":
+            said: dict[str, Any] = fields["options"]
+            fields["options"] = {
+                name: value for name, value in said.items() if name not in HOW_IT_IS_ASKED
+            }
+        return fields
+
     def check_code(self) -> None:
         """Loads code of the user's and checks the settings against it; before a run grades by it.
 
@@ -61,7 +74,9 @@ class RewardPart(BaseModel):
             scorer(self.kind).Config.model_validate(self.options)
         except ValidationError as error:
             first = error.errors()[0]
+            where = ".".join(str(step) for step in first["loc"])
             words = first["msg"].removeprefix("Value error, ")
+            words = f"{where}: {words}" if where else words
             raise ValueError(f"Reward {self.stored_name!r} does not work: {words}") from error
 
 
@@ -142,10 +157,7 @@ class RewardConfig(BaseModel):
         that were begun without it keep their digests.
         """
         fields = self.model_dump(mode="json", exclude=_NO_PART)
-        fields["parts"] = [
-            part.model_dump(mode="json", exclude=_unset(part, "domains", "gate"))
-            for part in self.parts
-        ]
+        fields["parts"] = [part.request_fields() for part in self.parts]
         silent = _unset(self, "combine", "domain_column")
         if fields["sandbox"] == _NO_SANDBOX.model_dump(mode="json", exclude=_NO_PART["sandbox"]):
             silent.add("sandbox")

@@ -22,6 +22,7 @@ import tenacity
 from rewards.contract import EndpointConfig, Refused
 from tasks.reward.answers import Answers
 from tasks.reward.model_server import ModelServer, Serves, serve_model
+from tasks.reward.wire import Wire
 from tasks.workspace import Workspace
 
 Read = TypeVar("Read")
@@ -68,7 +69,6 @@ class HttpEndpoint:
     ) -> None:
         self._url = url.rstrip("/")
         self._patience_s = config.patience_s
-        self._timeout_s = config.request_timeout_s
         self._server = server
         self._token = server.token if server else _token(config.api_key_env)
         self._known_model = server.model if server else config.model
@@ -79,7 +79,7 @@ class HttpEndpoint:
         self._asked: dict[str, Future[Any]] = {}
         self._answered_at = time.monotonic()
         self._given_up = False
-        self._http = _client(config, self._url, token=self._token, trust_env=server is None)
+        self._wire = _wire(config, self._url, token=self._token, trust_env=server is None)
 
     def post(self, path: str, body: Mapping[str, Any], *, read: Callable[[Any], Read]) -> Read:
         """Returns what `read` makes of the answer; see `rewards.contract.Endpoint`."""
@@ -120,7 +120,7 @@ class HttpEndpoint:
     def close(self) -> None:
         """Ends what was started; requests that wait or are under way fail. Safe to call twice."""
         self._closed.set()
-        self._http.close()
+        self._wire.close()
         if self._server:
             self._server.close()
 
@@ -188,14 +188,11 @@ class HttpEndpoint:
         if self._closed.is_set():
             raise OSError(f"{self._url}{path} was not asked: this grader is closed.")
         try:
-            status, headers, content = self._exchange(method, path, payload)
+            status, headers, content = self._wire.exchange(method, path, payload)
         except httpx.RequestError as error:
             self._blame_death(error)
             raise _MayPass(f"{type(error).__name__}: {error}") from error
-        except RuntimeError as error:
-            # Closed in between: httpx has no class of its own for that.
-            if not self._closed.is_set():
-                raise
+        except ConnectionAbortedError as error:
             raise OSError(f"{self._url}{path} gave no answer: this grader is closed.") from error
         if status in _RETRIED or status >= httpx.codes.INTERNAL_SERVER_ERROR:
             raise _MayPass(self._said(status, content), wait_s=_retry_after_s(headers))
@@ -208,21 +205,6 @@ class HttpEndpoint:
             return json.loads(content)
         except (ValueError, RecursionError) as error:
             raise _MayPass(f"its answer is not JSON: {self._said(status, content)}") from error
-
-    def _exchange(
-        self, method: str, path: str, payload: bytes | None
-    ) -> tuple[int, httpx.Headers, bytes]:
-        """Returns status, headers and content; raises httpx.RequestError, also if it takes long."""
-        deadline = time.monotonic() + self._timeout_s
-        content = bytearray()
-        with self._http.stream(method, path, content=payload) as answer:
-            for chunk in answer.iter_bytes():
-                content += chunk
-                if time.monotonic() > deadline:
-                    raise httpx.ReadTimeout(f"no whole answer within {self._timeout_s:g} s")
-                if len(content) > _MAX_ANSWER_BYTES:
-                    raise httpx.DecodingError(f"more than {_MAX_ANSWER_BYTES} bytes of answer")
-            return answer.status_code, answer.headers, bytes(content)
 
     def _blame_death(self, error: Exception) -> None:
         if death := self.death():
@@ -237,7 +219,12 @@ class HttpEndpoint:
 
 
 def open_endpoint(
-    config: EndpointConfig, *, serves: Serves, python: str | None, workspace: Workspace
+    config: EndpointConfig,
+    *,
+    serves: Serves,
+    python: str | None,
+    workspace: Workspace,
+    given_up: threading.Event | None = None,
 ) -> HttpEndpoint:
     """Returns the service of a scoring function, started first if `config.path` names a model.
 
@@ -246,6 +233,7 @@ def open_endpoint(
         serves: how vLLM serves a model of `config.path`.
         python: interpreter of the engines' environment, for the same.
         workspace: answers are kept in its cache.
+        given_up: set when nobody waits for the model's start any more.
 
     Raises:
         ValueError: the token's variable is not set, or there is no such model directory.
@@ -261,6 +249,7 @@ def open_endpoint(
         python=python,
         workspace=workspace,
         arguments=config.arguments,
+        given_up=given_up,
     )
     return HttpEndpoint(config, url=server.url, cache=cache, server=server)
 
@@ -284,18 +273,16 @@ class _Pace:
         closed.wait(moment - now)
 
 
-def _client(
-    config: EndpointConfig, url: str, *, token: str | None, trust_env: bool
-) -> httpx.Client:
+def _wire(config: EndpointConfig, url: str, *, token: str | None, trust_env: bool) -> Wire:
     headers = {"Content-Type": "application/json"}
     if token:
         headers["Authorization"] = f"Bearer {token}"
-    return httpx.Client(
-        base_url=url,
+    return Wire(
+        url,
         headers=headers,
-        # No limit on waiting for a connection: that is a request of ours that is under way.
-        timeout=httpx.Timeout(config.request_timeout_s, pool=None),
-        limits=httpx.Limits(max_connections=config.concurrency),
+        timeout_s=config.request_timeout_s,
+        max_connections=config.concurrency,
+        max_bytes=_MAX_ANSWER_BYTES,
         trust_env=trust_env,
     )
 

@@ -45,6 +45,16 @@ class _Lane:
     tool: "Future[Any]"
     threads: ThreadPoolExecutor
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether the tool failed to start, or ended since."""
+        if not self.tool.done():
+            return False
+        if self.tool.exception() is not None:
+            return True
+        death: Callable[[], str | None] | None = getattr(self.tool.result(), "death", None)
+        return death is not None and death() is not None
+
     def close(self) -> None:
         """Ends the tool and the threads, what they wait for included."""
         self.threads.shutdown(wait=False, cancel_futures=True)
@@ -115,6 +125,7 @@ class Grading:
         self._python = config.python
         self._progress = progress
         self._lock = threading.Lock()
+        self._closing = threading.Event()
         self._lanes: dict[bytes, _Lane] = {}
         for part in config.parts:
             part.check_code()
@@ -194,6 +205,7 @@ class Grading:
         return self._pool.pids()
 
     def _close_lanes(self) -> None:
+        self._closing.set()
         with self._lock:
             lanes = list(self._lanes.values())
             self._lanes.clear()
@@ -290,7 +302,9 @@ class Grading:
         key = canonical_json([None if runs_code else part.kind, settings])
         with self._lock:
             lane = self._lanes.get(key)
-            if lane is None:
+            if lane is None or lane.is_dead:
+                if lane is not None:
+                    lane.close()
                 lane = self._lanes[key] = self._opened(part, config)
         return lane
 
@@ -303,7 +317,11 @@ class Grading:
 
         def start() -> Any:
             return open_endpoint(
-                options, serves=module.SERVES, python=self._python, workspace=self._workspace
+                options,
+                serves=module.SERVES,
+                python=self._python,
+                workspace=self._workspace,
+                given_up=self._closing,
             )
 
         # A model that is served here takes a while to start; an address is looked at at once.

@@ -109,6 +109,7 @@ def serve_model(
     python: str | None,
     workspace: Workspace,
     arguments: Sequence[str] = (),
+    given_up: threading.Event | None = None,
 ) -> ModelServer:
     """Starts vLLM on a model directory and returns when it answers: half a minute and more.
 
@@ -118,6 +119,7 @@ def serve_model(
         python: interpreter of the engines' environment.
         workspace: log and sockets lie in its scratch, compiled code in its cache.
         arguments: further ones of the server; they win over ours.
+        given_up: set when nobody waits for the start any more.
 
     Raises:
         ValueError: no model directory, or no interpreter is given.
@@ -136,7 +138,7 @@ def serve_model(
             hasher.submit(files_digest, directory),
         )
         for _ in range(_MAX_PORTS):
-            start = _Start(directory, serves=serves, workspace=workspace)
+            start = _Start(directory, serves=serves, workspace=workspace, given_up=given_up)
             try:
                 version = start.run(python, arguments)
             except _PortTaken:
@@ -169,10 +171,18 @@ def files_digest(directory: Path) -> str:
 class _Start:
     """One try at a port; ends what it started unless it becomes a server."""
 
-    def __init__(self, directory: Path, *, serves: Serves, workspace: Workspace) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        serves: Serves,
+        workspace: Workspace,
+        given_up: threading.Event | None,
+    ) -> None:
         self._directory = directory
         self._serves = serves
         self._workspace = workspace
+        self._given_up = given_up or threading.Event()
         # Random names: whoever lists the model under our token is the server we started.
         self._model = f"{directory.name}-{secrets.token_hex(4)}"
         self._token = secrets.token_urlsafe(32)
@@ -246,7 +256,8 @@ class _Start:
                 if now - shown > _PROGRESS_EVERY_S:
                     shown = now
                     logger.info("Model %s: loading, %.0f s.", self._directory.name, now - begun)
-                time.sleep(_POLL_S)
+                if self._given_up.wait(_POLL_S):
+                    raise Permanent(self._told("was not waited for"))
             took = time.monotonic() - begun
             logger.info("Model %s: ready after %.0f s.", self._directory.name, took)
             return str(http.get("/version").json()["version"])

@@ -168,7 +168,11 @@ def test_limits_that_no_worker_can_be_given_are_refused_before_any_dies(graded: 
     [
         ({"kind": "python", "options": {"function": "no.such:thing"}}, {}, "run no.such:thing"),
         ({"kind": "no.such.module"}, {}, "run no.such.module"),
-        ({"kind": "judge", "options": {"url": "http://there", "rubric": "r"}}, {}, "ask http://there"),
+        (
+            {"kind": "judge", "options": {"url": "http://there", "rubric": "r"}},
+            {},
+            "ask http://there",
+        ),
         ({"kind": "code"}, {"allow_unsandboxed": True}, "unsandboxed"),
         ({"kind": "code"}, {"backend": "http", "url": "http://there"}, "by http://there"),
     ],

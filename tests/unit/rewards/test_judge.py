@@ -302,12 +302,11 @@ def test_one_failing_item_costs_only_itself(service: Service, graded: Judge) -> 
     assert "too long" in (scores[1].reason or "")
 
 
-def test_a_service_that_is_away_is_an_error_and_never_zero(graded: Judge) -> None:
+def test_a_service_that_is_away_is_for_the_stage_to_judge(graded: Judge) -> None:
     with running() as gone:
         pass
-    [score] = graded(ITEM, url=gone.url)
-    assert (score.value, score.status) == (None, "grader_error")
-    assert gone.url in (score.reason or "")
+    with pytest.raises(OSError, match=f"{gone.url}.* gave no answer"):
+        graded(ITEM, url=gone.url)
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ def test_a_verl_function_without_a_score_is_an_error(function: str):
         ("both", {}, "more than one shape"),
         ("anything", {}, "no shape that is known"),
         ("neither", {"shape": "verl"}, "takes no argument 'solution_str'"),
-        ("accuracy", {"shape": "guess"}, "shape"),
+        ("accuracy", {"shape": "guess"}, "shape.*: Input should be"),
         ("takes_three", {"kwargs": {"scale": 2}}, "takes no argument 'scale'"),
         ("progress", {}, "requires 'trainer_state', the state of a trainer"),
         ("needs_a_model", {}, "requires 'reward_router_address'"),

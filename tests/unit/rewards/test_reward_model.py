@@ -207,11 +207,11 @@ def test_texts_that_utf8_cannot_hold_are_sent_with_a_replacement(
     assert service.posted[0].body["input"] == ["a\ufffdb", "😀"]
 
 
-def test_a_service_that_is_away_is_an_error_for_all_and_never_zero(graded: Grade) -> None:
+def test_a_service_that_is_away_is_for_the_stage_to_judge(graded: Grade) -> None:
     with running() as gone:
         pass
-    scores = graded(*texts("a", "b"), url=gone.url)
-    assert {(score.value, score.status) for score in scores} == {(None, "grader_error")}
+    with pytest.raises(OSError, match=f"{gone.url}.* gave no answer"):
+        graded(*texts("a", "b"), url=gone.url)
     assert graded() == []
 
 
