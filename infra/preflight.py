@@ -83,6 +83,7 @@ def check(root: Path) -> list[Finding]:
         _check_memory(),
         _check_disk(root),
         _check_root_tools(),
+        _check_sandbox(),
     ]
 
 
@@ -199,6 +200,18 @@ def _check_root_tools() -> Finding:
         return Finding("user", "root; PostgreSQL will run as nobody")
     return Finding(
         "user", "root, without setpriv", "PostgreSQL refuses root: apt-get install util-linux"
+    )
+
+
+def _check_sandbox() -> Finding:
+    """Asks for the tool only: whether namespaces are allowed is found when a sandbox is opened."""
+    if shutil.which("bwrap"):
+        return Finding("sandbox", "bubblewrap")
+    return Finding(
+        "sandbox",
+        "no bwrap",
+        "The reward `code` isolates programs with it: apt-get install bubblewrap",
+        fatal=False,
     )
 
 

@@ -33,8 +33,8 @@ class ProgramGone(BaseException):
 
 
 def _unary(name: str) -> Callable[..., Any]:
-    def ask(self: Any, *args: Any) -> Any:
-        return self._link.ask(name, self, *args)
+    def ask(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._link.ask(name, self, *args, **kwargs)
 
     return ask
 

@@ -74,7 +74,7 @@ class _Comparison:
             return "list"
         if type(tree) is not dict:
             return "scalar"
-        tag = next(iter(cast(dict[str, Any], tree)))
+        tag = next(iter(cast(dict[str, Any], tree)), "")
         if tag == "i":
             return "number"
         if tag in ("t", "q") and not self._from_python:
@@ -97,7 +97,7 @@ class _Comparison:
 
     def _key(self, tree: Tree) -> str:
         if not self._from_python and type(tree) in (int, float, bool, type(None)):
-            return dumps(dumps(tree))
+            return "scalar" + dumps(dumps(tree))
         return self._canonical(tree)
 
     def _canonical(self, tree: Tree) -> str:
@@ -150,7 +150,7 @@ def _number(tree: Tree) -> Any:
 
 
 def _items(tree: Tree) -> list[Any]:
-    items: Any = tree if type(tree) is list else next(iter(tree.values()))
+    items: Any = tree if type(tree) is list else next(iter(tree.values()), None)
     if type(items) is not list:
         raise TypeError("no list of items")
     return cast(list[Any], items)

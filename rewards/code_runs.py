@@ -24,6 +24,8 @@ from rewards.plain_values import dumps, loads
 
 _COMMAND = ("python", "-S", "start.py")
 """Without `site`: it costs more than all the rest of a short program."""
+_QUESTIONING = 3
+"""A checker may use more than the program that it questions, which has a clock of its own."""
 _WRONG = "wrong_output"
 _LIMIT_WORDS = {
     "cpu": "timeout",
@@ -120,7 +122,7 @@ def run_checker(source: str, tests: CheckerTests, config: JudgeConfig, sandbox: 
     program, checker = sandbox.run_joined(
         Program({PROGRAM: source, **_shipped("code_harness", "serve")}, _COMMAND),
         checker=Program(_shipped("code_checker", "main"), _COMMAND, dumps(asked) + "\n"),
-        limits=_limits(config, num_tests=num_tests),
+        limits=_limits(config, num_tests=_QUESTIONING * max(num_tests, 1)),
     )
     try:
         outcomes, total = _checked_outcomes(program, checker)

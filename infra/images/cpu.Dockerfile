@@ -14,7 +14,11 @@ RUN python -m venv .venv \
     -e '.[controller,kubernetes]'
 
 FROM python:3.11.13-slim-bookworm
-RUN useradd --uid 1000 --create-home rollbook \
+# The reward `code` isolates programs with bubblewrap; its pod must allow user namespaces.
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends bubblewrap \
+ && rm -rf /var/lib/apt/lists/* \
+ && useradd --uid 1000 --create-home rollbook \
  && install -d -o 1000 -g 1000 /var/lib/rollbook
 COPY --from=build /opt/rollbook /opt/rollbook
 ENV PATH=/opt/rollbook/.venv/bin:$PATH \

@@ -18,7 +18,8 @@ from itertools import chain
 from pathlib import Path
 
 from rewards.contract import Program, ProgramResult, SandboxLimits
-from tasks.reward.gate import ENVIRONMENT, FIRST_FILE, INFO, gated, inside, spawn
+from tasks.reward.gate import ENVIRONMENT, FIRST_FILE, INFO, as_bytes, gated, inside, spawn
+from tasks.reward.seccomp import refusing_filter
 from tasks.reward.supervise import Confined, ProcessUse, discard, read_use, watch
 
 WORK = "/tmp/work"
@@ -63,6 +64,8 @@ class BubblewrapSandbox:
         for slot in range(slots):
             self._slots.put(slot)
         self._bwrap = _tool("bwrap")
+        found = refusing_filter()
+        self._filter = [] if found is None else [found]
         self._nsenter = ""
         self._namespace = -1
         if os.geteuid() == 0:
@@ -113,7 +116,7 @@ class BubblewrapSandbox:
         return spawn(
             [*argv, *gate],
             stdin=program.stdin,
-            files=list(program.files.values()),
+            files=[*map(as_bytes, program.files.values()), *self._filter],
             joined=joined,
             processes=_Namespace,
         )
@@ -127,6 +130,7 @@ class BubblewrapSandbox:
 
     def _isolated(self, limits: SandboxLimits, names: Sequence[str]) -> list[str]:
         prefix = self._prefix
+        filtered = ["--seccomp", str(FIRST_FILE + len(names))] if self._filter else []
         paths = [f"{WORK}/{name}" for name in names]
         source = _BOUND_PYTHON if self._nsenter else prefix
         return [
@@ -134,6 +138,7 @@ class BubblewrapSandbox:
             *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
             *("--die-with-parent", "--new-session", "--hostname", "sandbox"),
             *("--uid", "1000", "--gid", "1000", "--info-fd", str(INFO)),
+            *filtered,
             *_system_folders(),
             *([] if _is_under(prefix, "/usr") else ["--ro-bind", source, prefix]),
             *("--proc", "/proc", "--dev", "/dev"),

@@ -46,7 +46,7 @@ def spawn(
     argv: list[str],
     *,
     stdin: str,
-    files: Sequence[str],
+    files: Sequence[bytes],
     joined: int | None,
     processes: Callable[[int, int], Processes],
 ) -> Confined:
@@ -61,7 +61,7 @@ def spawn(
             that yields what is written to `INFO`.
     """
     with Ends() as ends:
-        contents = [ends.move(sealed(content)) for content in (stdin, *files)]
+        contents = [ends.move(sealed(content)) for content in (as_bytes(stdin), *files)]
         given = {0: contents[0]} | dict(enumerate(contents[1:], FIRST_FILE))
         stdout, given[1] = ends.pipe()
         stderr, given[2] = ends.pipe()
@@ -166,11 +166,16 @@ class Ends:
         self._open.remove(fd)
 
 
-def sealed(text: str) -> int:
+def as_bytes(text: str) -> bytes:
+    """Returns UTF-8; what a model wrote may hold half a surrogate pair."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def sealed(content: bytes) -> int:
     """Returns a descriptor at the start of a file in memory that nobody can change."""
     fd = os.memfd_create("rollbook", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with open(fd, "wb", closefd=False) as file:
-        file.write(text.encode("utf-8", "surrogatepass"))
+        file.write(content)
     fcntl.fcntl(
         fd,
         fcntl.F_ADD_SEALS,

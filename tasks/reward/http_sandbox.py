@@ -13,7 +13,8 @@ from tenacity import (
     before_sleep_log,
     retry_if_exception_type,
     stop_before_delay,
-    wait_exponential_jitter,
+    wait_exponential,
+    wait_random,
 )
 
 from rewards.contract import KilledBy, Program, ProgramResult, SandboxLimits
@@ -24,6 +25,7 @@ from tasks.reward.supervise import signalled
 logger = logging.getLogger(__name__)
 
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0
+_JITTER_S = 0.2
 _BUSY = 429
 _MARGIN_S = 30.0
 """Beyond what the program may take: for the service's queue."""
@@ -101,7 +103,7 @@ class HttpSandbox:
         retrying = Retrying(
             retry=retry_if_exception_type(_Away),
             stop=stop_before_delay(self._patience_s),
-            wait=wait_exponential_jitter(_SHORTEST_WAIT_S, _LONGEST_WAIT_S, jitter=1.0),
+            wait=wait_exponential(_SHORTEST_WAIT_S, _LONGEST_WAIT_S) + wait_random(0, _JITTER_S),
             before_sleep=before_sleep_log(logger, logging.WARNING),
             reraise=True,
         )

@@ -14,7 +14,7 @@ import psutil
 from rewards.contract import Program, ProgramResult, Sandbox, SandboxLimits
 from tasks.reward.bubblewrap import GET_IT, BubblewrapSandbox
 from tasks.reward.contract import SandboxConfig
-from tasks.reward.gate import gated, inside, spawn
+from tasks.reward.gate import as_bytes, gated, inside, spawn
 from tasks.reward.http_sandbox import HttpSandbox
 from tasks.reward.supervise import ProcessUse, read_use, watch
 
@@ -78,7 +78,7 @@ class UnsandboxedSandbox:
             for file, content in program.files.items():
                 path = folder / inside(file)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content.encode("utf-8", "surrogatepass"))
+                path.write_bytes(as_bytes(content))
             first, *rest = program.command
             command = [os.path.realpath(sys.executable) if first == "python" else first, *rest]
             argv = gated(command, limits, processes=None, folder=str(folder))
