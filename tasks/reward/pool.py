@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +33,7 @@ _BATCH_ITEMS = 32
 _START_LIMIT_S = 120.0
 _MAX_FAILED_STARTS = 3
 _POLL_S = 1.0
+_PROGRESS_S = 0.5
 # Nothing that a scoring function has no use for: no credentials of the store or of services.
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH")
 
@@ -109,9 +110,17 @@ class RewardPool:
         self.close()
 
     def grade(
-        self, items: Sequence[RewardInput], *, config: RewardConfig, mode: Mode = "score"
+        self,
+        items: Sequence[RewardInput],
+        *,
+        config: RewardConfig,
+        mode: Mode = "score",
+        progress: Callable[[int], None] | None = None,
     ) -> list[tuple[Score, ...]]:
         """Returns the scores of every item, in the order of `items`, one per part of `config`.
+
+        `progress` is told now and then, on this thread, how many items are finished, and all at
+        the end.
 
         Whatever an item does, the others are graded: an item over its CPU seconds (or over the
         wall backstop) is `grader_timeout`, one that kills its worker twice or raises is
@@ -124,17 +133,22 @@ class RewardPool:
         with self._lock:
             job = _new_job(items, config, mode, workers=len(self._workers))
             try:
-                self._finish(job)
+                self._finish(job, progress or _unheard)
             finally:
                 self._drop_unfinished()
             return [job.results[index] for index in range(len(items))]
 
-    def _finish(self, job: _Job) -> None:
+    def _finish(self, job: _Job, progress: Callable[[int], None]) -> None:
+        told = time.monotonic()
         while not job.done:
+            if time.monotonic() - told > _PROGRESS_S:
+                told = time.monotonic()
+                progress(len(job.results))
             self._hand_out(job)
             for key, _ in self._selector.select(timeout=_POLL_S):
                 self._read(key.data, job)
             self._check_clocks(job)
+        progress(len(job.results))
 
     def _drop_unfinished(self) -> None:
         """After an error: workers that still grade what nobody waits for are replaced."""
@@ -226,6 +240,10 @@ class RewardPool:
         self._selector.unregister(worker.stdout)
         worker.stdout.close()
         _close_quietly(worker.stdin)
+
+
+def _unheard(finished: int) -> None:
+    """For callers without a progress bar."""
 
 
 def start(config: dict[str, Any], *, model_dir: Path, workspace: Workspace) -> RewardPool:
