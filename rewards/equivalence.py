@@ -39,13 +39,21 @@ _INFINITY_WORDS = re.compile(r"([+-]?)\s*(?:positive |negative )?infinity", re.I
 _DIGIT = re.compile(r"\d")
 _LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z]|\\(?:alpha|beta|gamma|theta|lambda|mu|sigma|omega)")
 _MISSING = frozenset({"None", "nan", "NaN", "null", "NULL", "N/A", "<NA>"})
+_RELATION = re.compile(r"\\(?:le|ge|ne)(?![a-zA-Z])|[<>]")
+_FLIPPED = {">": "<", "\\ge": "\\le"}
+_COMMUTATIVE = {
+    name: re.compile(rf"\\{name}(?![a-zA-Z])") for name in ("cup", "cap", "lor", "land")
+}
 _PIECES_LIMIT = 200
 _MAX_DEPTH = 12
 
 
 @dataclass(frozen=True)
 class _Group:
-    """A collection: `{}` a set, `` a bare list, `()` `[]` `(]` `[)` ordered; `|` a column."""
+    """A collection: `{}` a set, `` a bare list, `()` `[]` `(]` `[)` ordered; `|` a column.
+
+    Also the operands of `cup`, `cap`, `lor` or `land`.
+    """
 
     brackets: str
     items: tuple[str, ...]
@@ -208,6 +216,9 @@ def _assigned_otherwise(text: str) -> tuple[str | None, str]:
 
 
 def _structures_equal(gold: str, answer: str, *, depth: int) -> bool:
+    relations = _RELATION.search(gold) and _RELATION.search(answer)
+    if relations and symbolically_equal(gold, answer):
+        return True
     gold_group, answer_group = _group(gold), _group(answer)
     if gold_group is None and answer_group is None:
         return symbolically_equal(gold, answer)
@@ -220,7 +231,7 @@ def _structures_equal(gold: str, answer: str, *, depth: int) -> bool:
             return "\\emptyset" not in pair and equivalent(*pair, depth=depth + 1)
         if group.brackets == "()":
             return _labelled_equal(gold, answer, depth=depth)
-        return group.brackets not in ("", "()", "{}") and symbolically_equal(gold, answer)
+        return False
     return _groups_equal(gold_group, answer_group, depth=depth)
 
 
@@ -237,7 +248,7 @@ def _groups_equal(gold: _Group, answer: _Group, *, depth: int) -> bool:
         gold_items, answer_items = (_distinct(i, depth=depth) for i in (gold_items, answer_items))
     if len(gold_items) != len(answer_items):
         return False
-    if kinds <= {"{}", ""}:
+    if kinds <= {"{}", ""} or (len(kinds) == 1 and kinds <= _COMMUTATIVE.keys()):
         return _match_unordered(gold_items, answer_items, depth=depth)
     if len(kinds) == 1 or kinds <= {"", "()"} or kinds <= {"|", "()"}:
         return all(
@@ -277,9 +288,35 @@ def _group(text: str) -> _Group | None:
         return _Group("", tuple(_expanded([text])))
     if 1 < len(items) <= _PIECES_LIMIT and "\\begin" not in text:
         return _Group("", tuple(_with_names_shared(_expanded(items))))
-    return _bracketed(text) or (
-        _Group("", tuple(_expanded([text]))) if _PLUS_MINUS.search(text) else None
+    for name, operator in _COMMUTATIVE.items():
+        pieces = split_top_level(text, operator)
+        if 1 < len(pieces) <= _PIECES_LIMIT:
+            return _Group(name, tuple(pieces))
+    return (
+        _interval(text)
+        or _bracketed(text)
+        or (_Group("", tuple(_expanded([text]))) if _PLUS_MINUS.search(text) else None)
     )
+
+
+def _interval(text: str) -> _Group | None:
+    r"""Reads `a < x \le b` and its like as the interval between two expressions."""
+    sides = split_top_level(text, _RELATION)
+    signs = [sign.strip() for sign in _RELATION.findall(text)]
+    if len(sides) != len(signs) + 1 or not all(sides):
+        return None
+    if signs and signs[0] in (">", "\\ge"):
+        sides, signs = sides[::-1], [_FLIPPED.get(sign, "") for sign in reversed(signs)]
+    if not signs or not set(signs) <= {"<", "\\le"}:
+        return None
+    if len(signs) == 1 and re.fullmatch(_NAME, sides[0]) and not re.fullmatch(_NAME, sides[1]):
+        sides, signs = ["-\\infty", *sides], ["<", *signs]
+    elif len(signs) == 1 and re.fullmatch(_NAME, sides[1]) and not re.fullmatch(_NAME, sides[0]):
+        sides, signs = [*sides, "\\infty"], [*signs, "<"]
+    if len(signs) != 2 or not re.fullmatch(_NAME, sides[1]):
+        return None
+    brackets = ("(" if signs[0] == "<" else "[") + (")" if signs[1] == "<" else "]")
+    return _Group(brackets, (sides[0], sides[2]))
 
 
 def _bracketed(text: str) -> _Group | None:

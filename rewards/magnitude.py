@@ -4,7 +4,7 @@ So that a tower of powers or a giant factorial is told from an ordinary answer i
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,17 +39,20 @@ class Magnitude:
 _ZERO = Magnitude(-_INFINITY, -_INFINITY, 0)
 _ONE = Magnitude(0.0, 0.0, 1)
 _ANY = Magnitude(-_INFINITY, _INFINITY)
+_NOTHING: Mapping[Any, Magnitude] = {}
 
 
-def magnitude(expression: Any) -> Magnitude:
-    """Returns bounds that hold for certain, wide ones where nothing is known."""
+def magnitude(expression: Any, known: Mapping[Any, Magnitude] = _NOTHING) -> Magnitude:
+    """Returns bounds that hold for certain, wide ones where nothing is `known` of a variable."""
+    if expression in known:
+        return known[expression]
     if isinstance(expression, sympy.Number):
         return _of_number(expression)
     if expression in (sympy.pi, sympy.E, sympy.I):
         size = {sympy.pi: math.log2(math.pi), sympy.E: math.log2(math.e)}.get(expression, 0.0)
         return Magnitude(size, size, None if expression is sympy.I else 1)
     reader = _READERS.get(type(expression))
-    return _ANY if reader is None else reader([magnitude(part) for part in expression.args])
+    return _ANY if reader is None else reader([magnitude(part, known) for part in expression.args])
 
 
 def has_unworkable_number(expression: Any) -> bool:
@@ -58,6 +61,21 @@ def has_unworkable_number(expression: Any) -> bool:
         not _is_workable(part)
         for part in sympy.preorder_traversal(expression)
         if isinstance(part, sympy.Expr) and type(part) in _READERS
+    )
+
+
+def has_workable_values(function: Any, variable: Any, low: Any, high: Any) -> bool:
+    """Returns whether all that `function` computes from `low <= variable <= high` is workable.
+
+    `low` is not negative. What other variables take part in is not looked at.
+    """
+    largest = magnitude(high)
+    smallest = magnitude(low).low if low > 0 else -_INFINITY
+    known = {variable: Magnitude(smallest, largest.high, 1)}
+    return all(
+        magnitude(part, known).high <= WORKABLE_BITS
+        for part in sympy.preorder_traversal(function)
+        if isinstance(part, sympy.Expr) and part.free_symbols <= {variable}
     )
 
 
@@ -157,6 +175,25 @@ def _absolute(parts: Sequence[Magnitude]) -> Magnitude:
     return Magnitude(parts[0].low, parts[0].high, 0 if parts[0].is_zero else 1)
 
 
+def _logarithm(parts: Sequence[Magnitude]) -> Magnitude:
+    """The natural one; of base 2 or more it is no larger."""
+    size = max(abs(parts[0].low), abs(parts[0].high))
+    base_is_large = len(parts) == 1 or parts[1].low >= 1.0
+    if parts[0].sign != 1 or size in (0.0, _INFINITY) or not base_is_large:
+        return _ANY
+    return Magnitude(-_INFINITY, math.log2(size) + 1.0)
+
+
+def _rounded(parts: Sequence[Magnitude]) -> Magnitude:
+    return Magnitude(-_INFINITY, max(parts[0].high, 0.0) + 1.0)
+
+
+def _binomial(parts: Sequence[Magnitude]) -> Magnitude:
+    """At most 2**n for whole numbers."""
+    n = parts[0]
+    return Magnitude(-_INFINITY, _value(n)[1]) if n.sign == 1 else _ANY
+
+
 _READERS = {
     sympy.Mul: _product,
     sympy.Add: _sum,
@@ -167,6 +204,10 @@ _READERS = {
     sympy.sin: _bounded,
     sympy.cos: _bounded,
     sympy.Abs: _absolute,
+    sympy.log: _logarithm,
+    sympy.floor: _rounded,
+    sympy.ceiling: _rounded,
+    sympy.binomial: _binomial,
 }
 
 

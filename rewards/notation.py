@@ -34,6 +34,8 @@ _REWRITES = [
         (r"\\(?:tiny|small|normalsize|large|Large|LARGE|huge|bf|rm|it|cal)(?![a-zA-Z])", ""),
         (r"\\(?:underline|boldsymbol|bm|pmb|framebox|fbox|boxed|mathsf|ensuremath)(?=\s*\{)", ""),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+        (r"\{([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}", r"\\binom{\1}{\2}"),
+        (r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
         (r"\\(?:left|right)\s*(?=[\[\]])", ""),
         (r"\\(?:left|right|m?middle|[bB]igg?[lrm]?)(?![a-zA-Z])\.?", ""),
         (r"\\l?brace(?![a-zA-Z])|\\lbrace(?![a-zA-Z])", r"\\{"),

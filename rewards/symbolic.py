@@ -21,7 +21,12 @@ from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 
 from rewards.evaluation import is_real, value_at
-from rewards.magnitude import certainly_differ, has_unworkable_number, magnitude
+from rewards.magnitude import (
+    certainly_differ,
+    has_unworkable_number,
+    has_workable_values,
+    magnitude,
+)
 from rewards.quantity import RELATIVE_TOLERANCE
 
 # It warns that its own time limits are off: they need the main thread and SIGALRM, the pool
@@ -34,6 +39,8 @@ _CONSTANT_DIGITS = 120
 """To which constants are, beside the digits before the point: `sqrt(10**40 + 1)` is not 10**20."""
 _NUM_POINTS = 6
 _MAX_SUMMANDS = 1000
+_MAX_SYMBOLIC_SUMMANDS = 50
+_MAX_SUMMED_DEGREE = 20
 _MAX_LENGTH = 4000
 _BRACKETS = re.compile(r"[()\[\]{}]")
 _MAX_DEPTH = 30
@@ -50,9 +57,11 @@ _MAX_DETERMINANT_SEPARATORS = 12
 # Worked out while they are read: only small numbers and names may stand in them.
 _WORKED_OUT = re.compile(
     r"\\(?:binom|choose|gcd|lcm|Gamma|lfloor|lceil|max|min|operatorname|text|mod|bmod|pmod|det)"
-    r"(?![a-zA-Z])|vmatrix|\\sqrt\s*\["
+    r"(?![a-zA-Z])|vmatrix|\\sqrt\s*\[|\\(?:cup|cap|setminus)(?![a-zA-Z])|[(\[][^()\[\]]*,"
 )
-_LARGE = re.compile(r"\d{6}|\^\s*\{?\s*[^\s\d{][^}]*\^|\d\s*\^\s*(?:\{\s*)?\d{4}|\^[^}]*!|!\s*[)}]*\s*!")
+_LARGE = re.compile(
+    r"\d{6}|\d{2}\s*\^|\^\s*\{?\s*\d{3}|\^\s*\{[^{}]*[\^!]|\^\s*\w\s*\^|\d{3}\s*[)}\s]*!|!\s*[)}\s]*!"
+)
 _NORMALISATION = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none"
 )
@@ -61,8 +70,6 @@ _DEGREES = re.compile(
     r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\s*\^\s*\{?\d\}?)?\s*\(?\s*\{?\s*\d+(?:\.\d+)?)\s*\^\\circ"
 )
 _BASE = re.compile(r"\d\s*_")
-
-
 
 
 def symbolically_equal(gold: str, answer: str) -> bool:
@@ -226,15 +233,23 @@ def _made_plain(expression: Any, opaque: dict[Any, Any]) -> Any | None:
 
 
 def _is_short(series: Any) -> bool:
-    """Returns whether a sum or product is cheap: few terms, or a polynomial or endless sum."""
+    """Returns whether a sum or product is cheap: few small terms, or a sum with a closed form."""
     for variable, low, high in series.limits:
         count = high - low
-        if count.is_number and count.is_finite:
-            short = magnitude(count).high < 40 and count <= _MAX_SUMMANDS
-            closed = isinstance(series, sympy.Sum) and series.function.is_polynomial(variable)
-            if not short and not closed:
-                return False
-    return True
+        if not (count.is_number and count.is_finite):
+            continue
+        function = series.function
+        most = _MAX_SUMMANDS if function.free_symbols <= {variable} else _MAX_SYMBOLIC_SUMMANDS
+        is_short = magnitude(count).high < 40 and low >= 0 and count <= most
+        if is_short and has_workable_values(function, variable, low, high):
+            continue
+        if isinstance(series, sympy.Product) or not function.is_polynomial(variable):
+            return False
+    return all(
+        not series.function.is_polynomial(variable)
+        or sympy.degree(series.function, variable) <= _MAX_SUMMED_DEGREE
+        for variable, *_ in series.limits
+    )
 
 
 def _same_constant(gold: Any, answer: Any, tolerance: float | None) -> bool:
