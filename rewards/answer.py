@@ -12,8 +12,13 @@ Mark = Literal["box", "tag", "line"]
 NO_FINAL_ANSWER = "no_final_answer"
 
 _THINK = re.compile(r"</?think>")
-_TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]|</?answer>", re.DOTALL)
+_TOKEN = re.compile(
+    r"\\(?:boxed|fbox|framebox)\s*\{|\\.|[{}]|<\s?(/?)\s?answer\s?>", re.DOTALL | re.IGNORECASE
+)
 _LINE_NOISE = " \t#*_>`-"
+_RULE = re.compile(r"\s*(?:[-*_=]\s?){3,}$")
+_BULLET = re.compile(r"[-*+•]\s+(?=\S)")
+_DISPLAYS = (("$$", "$$"), ("\\[", "\\]"))
 _SENTENCE_END = re.compile(r"[.!?](?:\s|$)|\n\s*\n")
 _OR = re.compile(r"\bor\b", re.IGNORECASE)
 
@@ -110,9 +115,9 @@ def _bracketed(text: str, config: AnswerConfig) -> Iterator[_Marked]:
     tag: tuple[int, int] | None = None
     for token in _TOKEN.finditer(text):
         word = token.group()
-        if word == "<answer>":
+        if word[0] == "<" and not token[1]:
             tag = token.span()
-        elif word == "</answer>":
+        elif word[0] == "<":
             if tag is not None and "tag" in config.marks:
                 yield _Marked(tag[0], token.end(), text[tag[1] : token.start()].strip())
             tag = None
@@ -126,20 +131,38 @@ def _bracketed(text: str, config: AnswerConfig) -> Iterator[_Marked]:
 
 
 def _lines(text: str, prefix: str) -> Iterator[_Marked]:
-    """Yields the rest of each line that opens with the prefix, or the line below its heading."""
+    """Yields the rest of each line that opens with the prefix, or what stands below its heading."""
     opening = re.compile(
-        rf"^[ \t#*_>`-]*{re.escape(prefix)}\b(?:[ \t]+is\b)?[ \t]*[:*_#]*", re.I | re.M
+        rf"^(?:\d+[.)])?[^\w\n\\$(<]*{re.escape(prefix)}\b(?:[ \t]+is\b)?[ \t]*[:*_#]*", re.I | re.M
     )
     for match in opening.finditer(text):
         end = _line_end(text, match.end())
         content = text[match.end() : end]
         if not content.strip(_LINE_NOISE + ":"):
-            below = re.compile(r"\S").search(text, end)
-            end = _line_end(text, below.start()) if below else end
-            content = text[below.start() : end] if below else ""
+            content, end = _below(text, end)
         content = content.strip(_LINE_NOISE.replace("-", "") + ":")
+        if content.count("**") % 2:  # One of the pair was stripped, or stands before the prefix.
+            content = content.replace("**", "")
         if content:
             yield _Marked(match.start(), end, content)
+
+
+def _below(text: str, position: int) -> tuple[str, int]:
+    """Returns the first line that says something, a displayed formula as a whole, and its end."""
+    for _ in range(10):
+        found = re.compile(r"\S").search(text, position)
+        if found is None:
+            return "", position
+        for opening, closing in _DISPLAYS:
+            close = text.find(closing, found.start() + 2)
+            if text.startswith(opening, found.start()) and close >= 0:
+                return text[found.start() + 2 : close].strip(), close + 2
+        end = _line_end(text, found.start())
+        line = text[found.start() : end]
+        if not _RULE.fullmatch(line):
+            return _BULLET.sub("", line, count=1) if _BULLET.match(line) else line, end
+        position = end
+    return "", position
 
 
 def _line_end(text: str, start: int) -> int:
