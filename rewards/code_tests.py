@@ -58,12 +58,12 @@ class BadTests(ValueError):
 
 
 def read_tests(answer: str | None, extra: _Row) -> Tests:
-    """Returns the tests of a row: of `answer` (JSON text), else of `extra["tests"]`.
+    """Returns the tests of a row: of `extra["tests"]`, else of `answer` (JSON text).
 
     Raises:
         BadTests: there are none, or they have no known shape.
     """
-    raw: Any = extra.get("tests") if answer is None or not answer.strip() else answer
+    raw: Any = extra.get("tests") or (answer or "").strip()
     if isinstance(raw, str):
         raw = _parsed(raw)
     if isinstance(raw, Mapping):

@@ -19,7 +19,7 @@ from rewards.contract import EndpointScorer, Refused, RewardInput, SandboxScorer
 from storage.records import canonical_json
 from tasks.errors import Transient
 from tasks.reward.contract import Mode, Progress, RewardConfig, RewardPart
-from tasks.reward.endpoint import open_endpoint
+from tasks.reward.endpoint import HttpEndpoint, open_endpoint
 from tasks.reward.mixture import checked, closed_gate, left_out
 from tasks.reward.pool import RewardPool
 from tasks.reward.sandbox import open_sandbox
@@ -28,10 +28,6 @@ from tasks.workspace import Workspace
 
 class _Tool(Protocol):
     """What a scoring function is lent."""
-
-    def describe(self) -> dict[str, str]:
-        """Returns what of it decides rewards, for the record's environment."""
-        ...
 
     def close(self) -> None:
         """Ends what it started, and every wait for it."""
@@ -189,8 +185,8 @@ class Grading:
             of_module: Callable[[Any], dict[str, str]] | None = getattr(module, "describe", None)
             if of_module is not None:
                 described |= of_module(module.Config(**part.options))
-            if needs(part.kind) is not None:
-                tool: _Tool = self._lane(part, config).tool.result()
+            if needs(part.kind) == "endpoint":
+                tool: HttpEndpoint = self._lane(part, config).tool.result()
                 described |= tool.describe()
         return described
 
