@@ -64,7 +64,7 @@ def read_tests(answer: str | None, extra: _Row) -> Tests:
         BadTests: there are none, or they have no known shape.
     """
     raw: Any = extra.get("tests") or (answer or "").strip()
-    if isinstance(raw, str):
+    if isinstance(raw, str) and raw:
         raw = _parsed(raw)
     if isinstance(raw, Mapping):
         return _from_mapping(cast(_Row, raw), extra)
