@@ -1,11 +1,14 @@
 """The memory plan: what each process of a run will take, refused if it cannot fit."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
 from flows.config import RunConfig
 from flows.model import ModelFacts
+from rewards import is_foreign, needs
+from tasks.reward.contract import RewardPart
 
 ROLLOUT_BASE_BYTES = 1_900 << 20
 """vLLM's process with no model: interpreter, torch, kernels (2.2-3.2 GB were seen at the peak)."""
@@ -14,6 +17,8 @@ TRAIN_BASE_BYTES = 700 << 20
 CONTROLLER_BYTES = 600 << 20
 WORKER_BYTES = 200 << 20
 """One reward worker with sympy loaded."""
+SERVED_CACHE_BYTES = 1 << 30
+"""What vLLM keeps for keys and values on a CPU unless VLLM_CPU_KVCACHE_SPACE says otherwise."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -35,6 +40,7 @@ def memory_plan(config: RunConfig, facts: ModelFacts) -> list[ProcessMemory]:
     return [
         ProcessMemory("controller", CONTROLLER_BYTES, "Prefect, store, tokenizer"),
         ProcessMemory("reward", workers, f"{config.reward.workers} workers"),
+        *(_served_model(part.stored_name, Path(path)) for part, path in _served(config)),
         ProcessMemory(
             "rollout",
             ROLLOUT_BASE_BYTES + 2 * weights + rollout.kv_cache_bytes,
@@ -42,6 +48,25 @@ def memory_plan(config: RunConfig, facts: ModelFacts) -> list[ProcessMemory]:
         ),
         *ranks,
     ]
+
+
+def _served(config: RunConfig) -> list[tuple[RewardPart, str]]:
+    """Returns the parts whose model the reward stage serves itself, and where it lies."""
+    found = [(part, part.options.get("path")) for part in config.reward.parts]
+    return [
+        (part, path)
+        for part, path in found
+        if path and not is_foreign(part.kind) and needs(part.kind) == "endpoint"
+    ]
+
+
+def _served_model(name: str, directory: Path) -> ProcessMemory:
+    weights = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    return ProcessMemory(
+        f"model of reward {name}",
+        ROLLOUT_BASE_BYTES + 2 * weights + SERVED_CACHE_BYTES,
+        f"2 x {size(weights)} weights (one packed), {size(SERVED_CACHE_BYTES)} cache",
+    )
 
 
 def _rank_memory(config: RunConfig, facts: ModelFacts, rank: int) -> ProcessMemory:

@@ -38,6 +38,8 @@ PACKAGES = (
     "math-verify",
     "latex2sympy2_extended",
     "sympy",
+    "jsonschema",
+    "reasoning-gym",
     "tokenizers",
     "pyarrow",
     "pydantic",

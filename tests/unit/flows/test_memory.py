@@ -1,3 +1,6 @@
+import json
+from pathlib import Path
+
 import pytest
 
 from flows.memory import ProcessMemory, check_fits, memory_plan, size
@@ -21,6 +24,16 @@ def test_ranks_share_the_optimizer_state():
     two = memory_plan(with_overrides(RECIPES["smollm2"](), ["train.ranks=2"]), FACTS)
     assert [process.name for process in two][-2:] == ["train rank 0", "train rank 1"]
     assert two[-1].num_bytes < one[-1].num_bytes
+
+
+def test_a_model_that_grades_is_part_of_the_plan(tmp_path: Path):
+    (tmp_path / "model.safetensors").write_bytes(bytes(3 << 20))
+    part = {"kind": "reward_model", "name": "helpful", "options": {"path": str(tmp_path)}}
+    config = with_overrides(RECIPES["smollm2"](), [f"reward.parts={json.dumps([part])}"])
+    plan = {process.name: process for process in memory_plan(config, FACTS)}
+    assert "2 x 3.0 MiB weights" in plan["model of reward helpful"].why
+    rest = memory_plan(RECIPES["smollm2"](), FACTS)
+    assert plan.keys() - {process.name for process in rest} == {"model of reward helpful"}
 
 
 def test_what_cannot_fit_is_refused_with_the_figures():
