@@ -173,7 +173,7 @@ def reward_row(sample_id: str, reward: float | None) -> dict[str, Any]:
 def grading(tmp_path: Path) -> Iterator[Setup]:
     opened = Setup(tmp_path)
     yield opened
-    opened.pool.close()
+    opened.grading.close()
 
 
 def test_s17_a_shard_without_rows_is_graded_counted_and_divided_by_nothing(grading: Setup) -> None:
