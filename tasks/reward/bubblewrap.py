@@ -7,18 +7,17 @@ import contextlib
 import json
 import os
 import queue
-import shutil
 import signal
 import socket
-import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from functools import partial
 from itertools import chain
-from pathlib import Path
 
 from rewards.contract import Program, ProgramResult, SandboxLimits
 from tasks.reward.gate import ENVIRONMENT, FIRST_FILE, INFO, as_bytes, gated, inside, spawn
+from tasks.reward.holder import PYTHON, NamespaceHolder, tool
 from tasks.reward.seccomp import refusing_filter
 from tasks.reward.supervise import Confined, ProcessUse, discard, read_use, watch
 
@@ -26,8 +25,7 @@ WORK = "/tmp/work"
 """The folder of a program's files, on its private tmpfs."""
 
 _SHARED_MEMORY_BYTES = 1 << 20
-_BOUND_PYTHON = "/tmp/python"
-_HIGHEST_USER = 2_000_000_000
+_END_POLL_S, _END_LIMIT_S = 0.001, 10.0
 _ROOT_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/libx32", "/lib64")
 
 GET_IT = (
@@ -41,41 +39,29 @@ GET_IT = (
 
 
 class BubblewrapSandbox:
-    """Sandboxes of one open backend; use from any thread, as many at once as it has slots.
-
-    As root, every program runs as a high user id of its slot: root's processes are exempt from the
-    limit on processes. Such a user may be unable to read the interpreter (below /root), so it is
-    bound once into a mount namespace that all sandboxes start from; the namespace lives as long as
-    its descriptor.
-    """
+    """Sandboxes of one open backend; use from any thread, as many at once as it has slots."""
 
     joins = True
 
     def __init__(self, *, slots: int) -> None:
-        """Prepares the namespace; nothing runs between calls.
+        """Makes the namespaces that all start from; between calls only their holder runs.
 
         Raises:
-            OSError: bubblewrap, or as root nsenter, is missing or does not work.
+            OSError: bubblewrap or nsenter is missing or does not work.
         """
         self._python = os.path.realpath(sys.executable)
         self._prefix = os.path.realpath(sys.base_prefix)
-        self._stack = ExitStack()
+        self._bwrap = tool("bwrap")
+        found = refusing_filter()
+        self._filter = [] if found is None else [found]
+        self._holder = NamespaceHolder(self._prefix)
         self._slots: queue.SimpleQueue[int] = queue.SimpleQueue()
         for slot in range(slots):
             self._slots.put(slot)
-        self._bwrap = _tool("bwrap")
-        found = refusing_filter()
-        self._filter = [] if found is None else [found]
-        self._nsenter = ""
-        self._namespace = -1
-        if os.geteuid() == 0:
-            self._nsenter = _tool("nsenter")
-            self._namespace = _open_namespace(self._bwrap, self._prefix)
-            self._stack.callback(os.close, self._namespace)
 
     def close(self) -> None:
-        """Lets go of the namespace; safe to call twice."""
-        self._stack.close()
+        """Ends whatever still runs; safe to call twice."""
+        self._holder.close()
 
     def run(self, program: Program, *, limits: SandboxLimits) -> ProgramResult:
         """Returns how `program` ended; see `rewards.contract.Sandbox`."""
@@ -111,36 +97,28 @@ class BubblewrapSandbox:
         self, program: Program, limits: SandboxLimits, slot: int, joined: int | None = None
     ) -> Confined:
         names = [inside(name) for name in program.files]
-        argv = [*self._as_user(slot), *self._isolated(limits, names)]
+        argv = [*self._holder.entering(slot), *self._isolated(limits, names)]
         gate = gated(self._command(program), limits, processes=limits.processes + 1)
         return spawn(
             [*argv, *gate],
             stdin=program.stdin,
             files=[*map(as_bytes, program.files.values()), *self._filter],
             joined=joined,
-            processes=_Namespace,
+            processes=partial(_Namespace, self._holder.proc),
         )
-
-    def _as_user(self, slot: int) -> list[str]:
-        if not self._nsenter:
-            return []
-        user = _highest_user() - slot
-        namespace = f"/proc/{os.getpid()}/fd/{self._namespace}"
-        return [self._nsenter, f"--mount={namespace}", f"--setuid={user}", f"--setgid={user}", "--"]
 
     def _isolated(self, limits: SandboxLimits, names: Sequence[str]) -> list[str]:
         prefix = self._prefix
         filtered = ["--seccomp", str(FIRST_FILE + len(names))] if self._filter else []
         paths = [f"{WORK}/{name}" for name in names]
-        source = _BOUND_PYTHON if self._nsenter else prefix
         return [
             self._bwrap,
             *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
-            *("--die-with-parent", "--new-session", "--hostname", "sandbox"),
+            *("--new-session", "--hostname", "sandbox"),
             *("--uid", "1000", "--gid", "1000", "--info-fd", str(INFO)),
             *filtered,
             *_system_folders(),
-            *([] if _is_under(prefix, "/usr") else ["--ro-bind", source, prefix]),
+            *([] if _is_under(prefix, "/usr") else ["--ro-bind", PYTHON, prefix]),
             *("--proc", "/proc", "--dev", "/dev"),
             *("--size", str(_SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
             *("--size", str(limits.file_bytes), "--tmpfs", "/tmp", "--dir", WORK),
@@ -159,7 +137,8 @@ class BubblewrapSandbox:
 class _Namespace:
     """The processes of one sandbox, seen through its own /proc."""
 
-    def __init__(self, pid: int, info: int) -> None:
+    def __init__(self, all_processes: int, pid: int, info: int) -> None:
+        self._all = all_processes
         self._pid = pid
         self._info = info
         self._first = -1
@@ -168,8 +147,9 @@ class _Namespace:
     def opened(self) -> None:
         """Finds the first process of the namespace: its death is the death of all."""
         child = json.loads(os.read(self._info, 4096))["child-pid"]
-        self._first = os.pidfd_open(child)
-        self._proc = os.open(f"/proc/{child}/root/proc", os.O_DIRECTORY | os.O_RDONLY)
+        # A process's folder also stands for it where a signal is sent.
+        self._first = os.open(str(child), os.O_DIRECTORY, dir_fd=self._all)
+        self._proc = os.open("root/proc", os.O_DIRECTORY, dir_fd=self._first)
 
     def uses(self) -> dict[int, ProcessUse]:
         uses: dict[int, ProcessUse] = {}
@@ -191,13 +171,25 @@ class _Namespace:
             if self._first >= 0:
                 signal.pidfd_send_signal(self._first, signal.SIGKILL)
             else:
-                # Not reaped yet, so the number is still its own; its child dies with it.
+                # Not reaped yet, so the number is still its own. The rest waits at a gate that
+                # never opens.
                 os.kill(self._pid, signal.SIGKILL)
 
     def close(self) -> None:
+        """Waits for the end of the namespace, which was killed: it comes in milliseconds."""
+        deadline = time.monotonic() + _END_LIMIT_S
+        while self._first >= 0 and self._lives() and time.monotonic() < deadline:
+            time.sleep(_END_POLL_S)
         for fd in (self._info, self._first, self._proc):
             if fd >= 0:
                 os.close(fd)
+
+    def _lives(self) -> bool:
+        try:
+            os.stat("stat", dir_fd=self._first)
+        except OSError:
+            return False
+        return True
 
     def _pids(self) -> list[str]:
         try:
@@ -229,29 +221,6 @@ class _Namespace:
             os.close(fd)
 
 
-def _open_namespace(bwrap: str, prefix: str) -> int:
-    """Returns a descriptor of a mount namespace in which any user can read the interpreter."""
-    argv = [bwrap, "--dev-bind", "/", "/", "--tmpfs", "/tmp", "--ro-bind", prefix, _BOUND_PYTHON]
-    # It says its process id and ends when its standard input does.
-    holder = subprocess.Popen(
-        [*argv, "sh", "-c", 'echo "$$"; read -r _'],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert holder.stdin is not None
-    assert holder.stdout is not None
-    assert holder.stderr is not None
-    with holder:
-        pid = holder.stdout.readline().strip()
-        if not pid:
-            raise OSError(f"bubblewrap does not start: {holder.stderr.read().decode()[-500:]}")
-        try:
-            return os.open(f"/proc/{int(pid)}/ns/mnt", os.O_RDONLY)
-        finally:
-            holder.stdin.close()
-
-
 def _system_folders() -> list[str]:
     """Returns the arguments that show programs and libraries of this machine, and no more."""
     words = ["--ro-bind", "/usr", "/usr"]
@@ -265,17 +234,3 @@ def _system_folders() -> list[str]:
 
 def _is_under(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder + "/")
-
-
-def _highest_user() -> int:
-    """Returns a user id far above those in use; in a container, the highest that it maps."""
-    lines = Path("/proc/self/uid_map").read_text().splitlines()
-    ranges = [[int(word) for word in line.split()] for line in lines]
-    return min(max(start + count for start, _, count in ranges) - 1, _HIGHEST_USER)
-
-
-def _tool(name: str) -> str:
-    path = shutil.which(name)
-    if path is None:
-        raise OSError(f"there is no {name} on PATH")
-    return path

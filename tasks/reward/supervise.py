@@ -57,7 +57,7 @@ class Processes(Protocol):
         ...
 
     def close(self) -> None:
-        """Lets go of what was opened to watch them."""
+        """Waits until the last one is gone, and lets go of what was opened to watch them."""
         ...
 
 
@@ -153,7 +153,10 @@ class _Watch:
     def run(self) -> None:
         began = looked = time.monotonic()
         while self._selector.get_map():
-            for key, _ in self._selector.select(timeout=_POLL_S):
+            ready = self._selector.select(timeout=_POLL_S)
+            if not ready and all(each.status is not None for each in self._watched):
+                return  # A process that is not ours to wait for still holds a pipe.
+            for key, _ in ready:
                 # An end that was seen in this round may have closed what comes after it.
                 if key.fd in self._selector.get_map():
                     each, act = key.data
@@ -193,6 +196,7 @@ class _Watch:
         self._selector.unregister(fd)
         _, status, usage = os.wait4(each.confined.pid, 0)
         each.status = status
+        each.confined.processes.kill()  # What outlived it, if anything did.
         each.cpu_s = max(each.cpu_s, usage.ru_utime + usage.ru_stime)
         if self._until == "last" and each is self._watched[-1]:
             # Who sees that the last one has hung up ends by itself, and tells why it ended.
