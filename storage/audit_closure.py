@@ -395,8 +395,9 @@ def _as_far_as_asked(planned: Any, asked: Any) -> Any:
         return [*(_as_far_as_asked(item, other) for item, other in items), *rest]
     if not (isinstance(planned, dict) and isinstance(asked, dict)):
         return planned
-    said = cast("dict[str, Any]", planned)
-    return {name: value for name, value in said.items() if name in asked}
+    said = cast("dict[str, Any]", asked)
+    wanted = cast("dict[str, Any]", planned)
+    return {name: _as_far_as_asked(wanted[name], said[name]) for name in wanted if name in said}
 
 
 def _redo(plan: Plan) -> dict[str, int | None]:

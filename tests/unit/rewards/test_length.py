@@ -92,6 +92,8 @@ def test_a_failure_of_the_named_reward_stays_a_failure() -> None:
         (COSINE | {"cache_tokens": 4}, "cache_tokens says nothing to shape='cosine'"),
         (COSINE | {"cosine": {"correct_by": "exat"}}, "Did you mean exact"),
         (COSINE | {"cosine": {"correct_options": {"hole": True}}}, "hole"),
+        (COSINE | {"cosine": {"correct_by": "python"}}, "code from elsewhere"),
+        (COSINE | {"cosine": {"correct_by": "mine.scores"}}, "code from elsewhere"),
     ],
 )
 def test_settings_that_say_nothing_are_refused(options: dict, message: str) -> None:

@@ -98,6 +98,7 @@ def forge_plan(store: MemoryStore, edit: Edit, commit: Json | None = None) -> st
     return ref["key"]
 
 
+OTHER_URL = [{"kind": "judge", "options": {"url": "http://other"}}]
 ELSEWHERE = "runs/made/steps/00000002/attempts/attempt/train.parquet"
 
 
@@ -125,6 +126,13 @@ ELSEWHERE = "runs/made/steps/00000002/attempts/attempt/train.parquet"
         ("reward-0001", set_at("request", "prompts", value="other"), CHAIN, "prompts"),
         ("reward-0001", set_at("request", "model", value="other"), CHAIN, "model"),
         ("reward-0001", set_at("request", "config", "cpu_limit_s", value=9), CHAIN, "cpu_limit_s"),
+        (
+            "reward-0001",
+            set_at("request", "config", "parts", value=OTHER_URL),
+            CHAIN,
+            "http://judge",
+        ),
+        ("reward-0001", set_at("request", "config", "parts", value=[]), CHAIN, "config.parts"),
         ("train", set_at("request", "samples", value=[]), CHAIN, "samples"),
         ("train", set_at("request", "rewards", 0, value="other"), CHAIN, "rewards"),
         ("train", set_at("request", "policy", value="other"), CHAIN, "policy"),
