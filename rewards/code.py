@@ -68,7 +68,8 @@ def score(item: RewardInput, config: Config, sandbox: Sandbox) -> Score:
     sandbox: expectations never enter it.
 
     Reasons: `no_code`, `wrong_output`, `timeout`, `memory`, `output_limit`, `exception <Type>`,
-    `exit_code <n>`, `signal`, `forged`, each but the first with the number of the test.
+    `exit_code <n>`, `signal`, `ended` (before its tests), `forged`, each but the first with the
+    number of the test.
 
     Raises:
         OSError: the sandbox does not work.
