@@ -7,7 +7,7 @@ waits for another. Nothing here knows the store or what a reward means.
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self
 from rewards import needs, scorer
 from rewards.contract import EndpointScorer, Refused, RewardInput, SandboxScorer, Score
 from storage.records import canonical_json
-from tasks.errors import Transient
+from tasks.errors import Permanent, Transient
 from tasks.reward.contract import Mode, Progress, RewardConfig, RewardPart
 from tasks.reward.endpoint import HttpEndpoint, open_endpoint
 from tasks.reward.mixture import checked, closed_gate, left_out
@@ -66,6 +66,7 @@ class _Asked:
     """What a part's tool was asked; each answer is the cause if it was out of reach."""
 
     part: RewardPart
+    batches: list[list[int]]
     answers: "list[Future[OSError | None]]"
 
 
@@ -82,16 +83,16 @@ class _Board:
         self._open = 0
         self._done = 0
 
-    def expect(self, number: int) -> None:
-        """Counts scores that are asked for."""
-        with self._lock:
-            self._open += number
+    def begin(self) -> None:
+        """Takes the scores that are not known yet for those that will come."""
+        self._open = sum(score is None for scores in self.scores for score in scores)
+        self.done(0)
 
     def done(self, number: int) -> None:
         """Counts scores that came, and says how many samples they amount to."""
         with self._lock:
             self._done += number
-            share = self._done / max(self._open, 1)
+            share = self._done / self._open if self._open else 1.0
             if self._progress is not None:
                 self._progress(self._about, int(share * len(self.scores)), len(self.scores))
 
@@ -164,17 +165,22 @@ class Grading:
         for row, item in enumerate(items):
             for index, part in enumerate(config.parts):
                 board.scores[row][index] = left_out(part, item, column=config.domain_column)
+        board.begin()
         if mode == "check_gold":
             self._ask_workers(items, config, board, list(range(len(config.parts))), mode)
             return _whole(board)
         outside = [i for i, part in enumerate(config.parts) if needs(part.kind) is not None]
         inside = [i for i, part in enumerate(config.parts) if needs(part.kind) is None]
-        gated = any(config.parts[index].gate for index in inside)
+        gates = [index for index in outside if config.parts[index].gate]
+        others = [index for index in outside if index not in gates]
+        gated = any(part.gate for part in config.parts)
         asked = [] if gated else self._ask_outside(items, config, board, outside)
         self._ask_workers(items, config, board, inside, mode)
         if gated:
-            asked = self._ask_outside(items, config, board, outside)
-        _check_reached(asked, config)
+            asked = self._ask_outside(items, config, board, gates)
+            self._check_reached(asked, config, num_items=len(items))
+            asked = self._ask_outside(items, config, board, others)
+        self._check_reached(asked, config, num_items=len(items))
         return _whole(board)
 
     def describe(self, config: RewardConfig) -> dict[str, str]:
@@ -201,8 +207,8 @@ class Grading:
         return self._pool.pids()
 
     def _close_lanes(self) -> None:
-        self._closing.set()
         with self._lock:
+            self._closing.set()
             lanes = list(self._lanes.values())
             self._lanes.clear()
         for lane in lanes:
@@ -222,14 +228,13 @@ class Grading:
             wanted = tuple(index for index in indices if board.scores[row][index] is None)
             if wanted:
                 asked.setdefault(wanted, []).append(row)
-        board.expect(sum(len(rows) for rows in asked.values()))
         for wanted, rows in asked.items():
             some = config.model_copy(update={"parts": [config.parts[index] for index in wanted]})
             told = 0
 
-            def tell(done: int) -> None:
+            def tell(done: int, parts: int = len(wanted)) -> None:
                 nonlocal told
-                board.done(done - told)
+                board.done((done - told) * parts)
                 told = done
 
             graded = self._pool.grade(
@@ -237,7 +242,7 @@ class Grading:
             )
             for row, scores in zip(rows, graded, strict=True):
                 for index, score in zip(wanted, scores, strict=True):
-                    board.scores[row][index] = score
+                    board.scores[row][index] = _sound(score, config.parts[index], items[row])
 
     def _ask_outside(
         self,
@@ -247,28 +252,59 @@ class Grading:
         indices: list[int],
     ) -> list["_Asked"]:
         """Hands out what needs a tool; returns what to wait for."""
+        # All gates are looked at before anybody answers: what is asked hangs on no clock.
+        open_rows = [_open_rows(config, board, index) for index in indices]
         asked: list[_Asked] = []
-        for index in indices:
+        for index, rows in zip(indices, open_rows, strict=True):
             part = config.parts[index]
-            rows: list[int] = []
-            for row, scores in enumerate(board.scores):
-                gate = closed_gate(config, scores)
-                if scores[index] is None and gate is not None and gate != part:
-                    reason = f"gate {gate.stored_name} is closed"
-                    scores[index] = Score(None, "not_applicable", reason)
-                elif scores[index] is None:
-                    rows.append(row)
             lane, ask, size = self._asker(part, config)
-            board.expect(len(rows))
             batches = [rows[start : start + size] for start in range(0, len(rows), size)]
-            answers = [
-                lane.threads.submit(
-                    _fill, board, index, batch, [items[row] for row in batch], ask, part
-                )
-                for batch in batches
-            ]
-            asked.append(_Asked(part, answers))
+            try:
+                answers = [
+                    lane.threads.submit(
+                        _fill, board, index, batch, [items[row] for row in batch], ask, part
+                    )
+                    for batch in batches
+                ]
+            except RuntimeError as error:
+                raise self._ended(part) from error
+            asked.append(_Asked(part, batches, answers))
         return asked
+
+    def _check_reached(
+        self, asked: Sequence[_Asked], config: RewardConfig, *, num_items: int
+    ) -> None:
+        """Waits for what was asked.
+
+        Raises:
+            Transient: a tool left more samples without an answer than a step may have, which a
+                retry may find otherwise.
+            Permanent: this object was closed meanwhile.
+        """
+        for one in asked:
+            try:
+                causes = [answer.result() for answer in one.answers]
+            except CancelledError as error:
+                raise self._ended(one.part) from error
+            away = [cause for cause in causes if cause is not None]
+            lost = sum(
+                len(batch) for batch, cause in zip(one.batches, causes, strict=True) if cause
+            )
+            nobody = len(away) == len(causes) and config.max_failed_share < 1
+            if away and (nobody or lost > config.max_failed_share * num_items):
+                share = "none" if nobody else f"all but {lost}"
+                raise Transient(
+                    f"Reward {one.part.stored_name!r} graded {share} of its samples: {away[0]}"
+                )
+
+    def _ended(self, part: RewardPart) -> Transient | Permanent:
+        """Returns what to raise where a tool was closed while it was asked."""
+        if self._closing.is_set():
+            return Permanent("The graders were closed while samples were graded.")
+        return Transient(
+            f"What reward {part.stored_name!r} asks ended while samples were graded. The next call "
+            "starts it again."
+        )
 
     def _asker(
         self, part: RewardPart, config: RewardConfig
@@ -297,6 +333,8 @@ class Grading:
         settings = config.sandbox.model_dump(mode="json") if runs_code else part.options
         key = canonical_json([None if runs_code else part.kind, settings])
         with self._lock:
+            if self._closing.is_set():
+                raise self._ended(part)
             lane = self._lanes.get(key)
             if lane is None or lane.is_dead:
                 if lane is not None:
@@ -368,37 +406,48 @@ def _fill(
         scores = list(ask(items))
         if len(scores) != len(items):
             raise ValueError(f"{len(items)} samples were asked for, {len(scores)} scores came")
-        found = [checked(score) for score in scores]
+        found = [_sound(score, part, item) for score, item in zip(scores, items, strict=True)]
     except Exception as error:
         if isinstance(error, OSError) and not isinstance(error, Refused):
             unreached = error
-        cause = f"{type(error).__name__}: {error}"
-        found = [
-            Score(
-                None,
-                "grader_error",
-                f"reward {part.stored_name!r} failed on sample {item.sample_id!r}: {cause}",
-            )
-            for item in items
-        ]
+        found = [_failed(error, part, item) for item in items]
     for row, score in zip(rows, found, strict=True):
         board.scores[row][index] = score
     board.done(len(rows))
     return unreached
 
 
-def _check_reached(asked: Sequence[_Asked], config: RewardConfig) -> None:
-    """Waits for what was asked.
+def _sound(score: Score, part: RewardPart, item: RewardInput) -> Score:
+    """Returns `score` if it may be stored, else that it may not."""
+    try:
+        return checked(score)
+    except Exception as error:
+        return _failed(error, part, item)
 
-    Raises:
-        Transient: a tool answered nobody, which a retry may find otherwise.
-    """
-    for one in asked:
-        causes = [answer.result() for answer in one.answers]
-        if causes and all(causes) and config.max_failed_share < 1:
-            raise Transient(
-                f"Reward {one.part.stored_name!r} graded none of its samples: {causes[0]}"
-            )
+
+def _failed(error: Exception, part: RewardPart, item: RewardInput) -> Score:
+    cause = f"{type(error).__name__}: {error}"
+    return Score(
+        None,
+        "grader_error",
+        f"reward {part.stored_name!r} failed on sample {item.sample_id!r}: {cause}",
+    )
+
+
+def _open_rows(config: RewardConfig, board: _Board, index: int) -> list[int]:
+    """Returns the samples of which a part is asked; those before a closed gate have their score."""
+    rows: list[int] = []
+    for row, scores in enumerate(board.scores):
+        if scores[index] is not None:
+            continue
+        gate = closed_gate(config, scores)
+        if gate is None:
+            rows.append(row)
+        else:
+            reason = f"gate {gate.stored_name} is closed"
+            scores[index] = Score(None, "not_applicable", reason)
+            board.done(1)
+    return rows
 
 
 def _outside(config: RewardConfig) -> list[RewardPart]:

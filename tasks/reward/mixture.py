@@ -7,7 +7,9 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from statistics import fmean, stdev
+from typing import Any, get_args
 
 from rewards.contract import Part, RewardInput, Score, Status
 from tasks.reward.contract import RewardConfig, RewardPart
@@ -80,19 +82,18 @@ def combine(
     else:
         values = [[part.value for part in verdict.parts] for verdict in verdicts]
     return [
-        Score(
-            _weighted(verdict, of_parts) if verdict.status == "graded" else None,
-            verdict.status,
-            verdict.reason,
-            verdict.parts,
-        )
-        for verdict, of_parts in zip(verdicts, values, strict=True)
+        _weighted(verdict, of_parts) for verdict, of_parts in zip(verdicts, values, strict=True)
     ]
 
 
-def _weighted(verdict: _Verdict, values: Sequence[float | None]) -> float:
+def _weighted(verdict: _Verdict, values: Sequence[float | None]) -> Score:
+    if verdict.status != "graded":
+        return Score(None, verdict.status, verdict.reason, verdict.parts)
     terms = [(values[index], verdict.parts[index].weight) for index in verdict.counted]
-    return sum(value * weight for value, weight in terms if value is not None)
+    total = float(sum(value * weight for value, weight in terms if value is not None))
+    if not math.isfinite(total):
+        return Score(None, "grader_error", f"its parts add up to {total}", verdict.parts)
+    return Score(total, "graded", verdict.reason, verdict.parts)
 
 
 def _verdict(config: RewardConfig, scores: Sequence[Score]) -> _Verdict:
@@ -131,21 +132,38 @@ def _normalised(verdicts: Sequence[_Verdict], groups: Sequence[str]) -> list[lis
             members[group, index].append(row)
     for (_, index), rows in members.items():
         found = [verdicts[row].parts[index].value or 0.0 for row in rows]
-        mean = fmean(found)
-        deviation = stdev(found) if len(found) > 1 else 0.0
+        mean, deviation = _moments(found)
         for row, value in zip(rows, found, strict=True):
-            values[row][index] = (value - mean) / deviation if deviation > 0.0 else 0.0
+            values[row][index] = (value - mean) / deviation if deviation else 0.0
     return values
 
 
+def _moments(values: Sequence[float]) -> tuple[float, float]:
+    """Returns mean and deviation, not a number where they are beyond what a float holds."""
+    try:
+        return fmean(values), stdev(values) if len(values) > 1 else 0.0
+    except OverflowError:
+        return math.nan, math.nan
+
+
 def checked(score: Score) -> Score:
-    """Returns `score` if it is one that may be stored.
+    """Returns `score` if it is one that may be stored: graded with a number, or failed with words.
 
     Raises:
-        ValueError: it is graded without a finite value.
+        ValueError: it is not; the message says why.
     """
-    if score.status == "graded" and (score.value is None or not math.isfinite(score.value)):
-        raise ValueError(f"a graded score needs a finite value, got {score.value}")
+    if score.status not in get_args(Status):
+        raise ValueError(f"a score has no status {score.status!r}")
+    reason: Any = score.reason
+    if not isinstance(reason, str | None):
+        raise ValueError(f"a reason is text, got {reason!r}")
+    if score.status == "graded":
+        if not isinstance(score.value, Real) or not math.isfinite(score.value):
+            raise ValueError(f"a graded score needs a finite value, got {score.value!r}")
+    elif score.value is not None or not score.reason:
+        raise ValueError(
+            f"a score that is {score.status} needs a reason and no value, got {score.value!r}"
+        )
     return score
 
 

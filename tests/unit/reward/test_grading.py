@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from rewards.contract import RewardInput, Score
-from tasks.errors import Transient
+from tasks.errors import Permanent, Transient
 from tasks.reward.contract import RewardConfig, RewardPart
 from tasks.reward.grading import Grading
 from tasks.workspace import Workspace
@@ -26,6 +27,7 @@ class Service:
     def __init__(self) -> None:
         self.answer: Answer = lambda body: {"values": [float(text) for text in body["texts"]]}
         self.asked: list[dict[str, Any]] = []
+        self.busy: set[str] = set()
         self.most_at_once = 0
         self._at_once = 0
         self._lock = threading.Lock()
@@ -37,11 +39,13 @@ class Service:
 
             def do_POST(self) -> None:
                 length = int(self.headers["Content-Length"])
-                self._reply(service.take(json.loads(self.rfile.read(length))))
+                body = json.loads(self.rfile.read(length))
+                busy = not service.busy.isdisjoint(body["texts"])
+                self._reply({} if busy else service.take(body), status=503 if busy else 200)
 
-            def _reply(self, content: dict[str, Any]) -> None:
+            def _reply(self, content: dict[str, Any], *, status: int = 200) -> None:
                 payload = json.dumps(content).encode()
-                self.send_response(200)
+                self.send_response(status)
                 self.send_header("Content-Length", str(len(payload)))
                 self.end_headers()
                 self.wfile.write(payload)
@@ -198,6 +202,43 @@ def test_below_a_closed_gate_nobody_is_asked(service: Service, workspace: Worksp
     assert scores[1][0] == Score(None, "not_applicable", "gate format is closed")
 
 
+def test_a_gate_that_asks_is_waited_for_before_others_are_asked(
+    service: Service, workspace: Workspace
+) -> None:
+    service.answer = lambda body: {"values": [float(body["texts"] != ["no"])]}
+    gate = asking(service, name="gate", about="gate").model_copy(update={"gate": True})
+    config = RewardConfig(parts=[asking(service), gate], workers=1)
+    with Grading(config, workspace=workspace) as grading:
+        scores = grading.grade(samples(["no", "yes", "no"]), config=config)
+    asked = [(body["about"], body["texts"][0]) for body in service.asked]
+    assert sorted(asked) == [("gate", "no"), ("gate", "yes"), ("worth", "yes")]
+    closed = Score(None, "not_applicable", "gate gate is closed")
+    assert scores == [(closed, Score(0.0)), (Score(1.0), Score(1.0)), (closed, Score(0.0))]
+
+
+def test_one_bad_score_costs_only_its_own_sample(service: Service, workspace: Workspace) -> None:
+    service.answer = lambda body: {"values": [None if t == "bad" else 1.0 for t in body["texts"]]}
+    config = RewardConfig(parts=[asking(service, together=3)], workers=1)
+    with Grading(config, workspace=workspace) as grading:
+        scores = [score for (score,) in grading.grade(samples(["a", "bad", "c"]), config=config)]
+    assert [score.status for score in scores] == ["graded", "grader_error", "graded"]
+    assert "'s1'" in (scores[1].reason or "")
+
+
+def test_a_service_that_leaves_too_many_without_an_answer_is_worth_a_retry(
+    service: Service, workspace: Workspace
+) -> None:
+    service.busy = {"bad"}
+    parts = [asking(service, patience_s=0.1)]
+    strict = RewardConfig(parts=parts, workers=1, max_failed_share=0.2)
+    lenient = strict.model_copy(update={"max_failed_share": 0.4})
+    with Grading(strict, workspace=workspace) as grading:
+        scores = grading.grade(samples(["1", "bad", "2"]), config=lenient)
+        with pytest.raises(Transient, match=r"graded all but 1 of its samples: .*status 503"):
+            grading.grade(samples(["1", "bad", "2"]), config=strict)
+    assert [score.status for (score,) in scores] == ["graded", "grader_error", "graded"]
+
+
 def test_other_domains_are_not_asked(service: Service, workspace: Workspace) -> None:
     config = RewardConfig(
         parts=[asking(service, domains=["d"]), RewardPart(kind="format", domains=["e"])], workers=1
@@ -216,6 +257,17 @@ def test_whoever_watches_hears_of_every_sample(service: Service, workspace: Work
         grading.grade(samples(["1", "2", "3"]), config=config, about="step 4")
     assert told[-1] == ("step 4", 3, 3)
     assert {total for _, _, total in told} == {3}
+
+
+def test_progress_only_ever_grows(service: Service, workspace: Workspace) -> None:
+    told: list[int] = []
+    gate = RewardPart(kind="format", gate=True, options={"pattern": "[0-9]"})
+    config = RewardConfig(parts=[gate, asking(service), asking(service, name="b")], workers=1)
+    watch = lambda about, done, total: told.append(done)  # noqa: E731
+    with Grading(config, workspace=workspace, progress=watch) as grading:
+        grading.grade(samples(["1", "two", "3", "4"]), config=config)
+    assert told == sorted(told)
+    assert (told[0], told[-1], told.count(4)) == (0, 4, 1)
 
 
 def test_a_record_says_which_model_graded(service: Service, workspace: Workspace) -> None:
@@ -247,3 +299,27 @@ def test_closing_ends_every_wait(service: Service, workspace: Workspace) -> None
     ended.set()
     assert not waiting.is_alive()
     assert graded[0][0].status == "grader_error"
+
+
+def test_what_waits_for_its_turn_when_all_is_closed_ends_with_the_cause(
+    service: Service, workspace: Workspace
+) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def answer(body: dict[str, Any]) -> dict[str, Any]:
+        begun.set()
+        ended.wait(120)
+        return {"values": [1.0]}
+
+    service.answer = answer
+    config = RewardConfig(parts=[asking(service, concurrency=1)], workers=1)
+    grading = Grading(config, workspace=workspace)
+    with ThreadPoolExecutor(1) as caller:
+        graded = caller.submit(grading.grade, samples(["1", "2", "3"]), config=config)
+        assert begun.wait(60)
+        grading.close()
+        ended.set()
+        with pytest.raises(Permanent, match="closed while samples were graded"):
+            graded.result(60)
+    with pytest.raises(Permanent, match="closed while samples were graded"):
+        grading.grade(samples(["1"]), config=config)

@@ -4,7 +4,7 @@ import pytest
 
 from rewards.contract import RewardInput, Score
 from tasks.reward.contract import RewardConfig, RewardPart
-from tasks.reward.mixture import combine, left_out
+from tasks.reward.mixture import checked, combine, left_out
 
 ERROR = Score(None, "grader_error", "broken")
 TIMEOUT = Score(None, "grader_timeout", "slow")
@@ -115,3 +115,29 @@ def test_a_row_without_the_domain_column_is_an_error_of_the_data() -> None:
 def test_long_reasons_are_cut_to_what_a_table_holds() -> None:
     (total,) = combine(EXACT_AND_FORMAT, [(Score(0.0, reason="x" * 9000), Score(1.0))], groups=[""])
     assert len(total.parts[0].reason or "") == 2000
+
+
+@pytest.mark.parametrize("way", ["sum", "normalised_sum"])
+def test_a_sum_beyond_all_numbers_is_an_error_and_no_reward(way: str) -> None:
+    parts = [RewardPart(kind="exact", weight=10.0)]
+    config = RewardConfig.model_validate({"parts": parts, "combine": way})
+    totals = combine(config, [(Score(1e308),), (Score(1e308),)], groups=["g", "g"])
+    assert [(total.value, total.status) for total in totals] == [(None, "grader_error")] * 2
+    assert "its parts add up to" in (totals[0].reason or "")
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        Score(None),
+        Score(float("inf")),
+        Score("1.0"),  # type: ignore[arg-type]
+        Score(1.0, reason=7),  # type: ignore[arg-type]
+        Score(1.0, "correct"),  # type: ignore[arg-type]
+        Score(0.0, "grader_timeout", "slow"),
+        Score(None, "grader_error"),
+    ],
+)
+def test_a_score_that_is_neither_a_number_nor_a_failure_is_refused(score: Score) -> None:
+    with pytest.raises(ValueError, match=r"got|no status"):
+        checked(score)
