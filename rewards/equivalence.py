@@ -33,7 +33,9 @@ _CHOICE = re.compile(r"[(\[{]?([A-Ja-j])(?:[)\]}]?[.:]?|[).:]\s.*)", re.DOTALL)
 _OTHER_CHOICE = re.compile(r"\b(?:or|and)\s+\(?[A-J]\b|[,/]\s*\(?[A-J]\)?(?:$|[\s,.])")
 _UNREADABLE = re.compile(r"\\ldots|(?<![_^\d])\d+\s+\d(?!\d*/\d)|!!|\\approx|\\bmod|\?")
 _PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-zA-Z])")
-_TRAILING_UNIT = re.compile(r"(.*[^\s\\])\s*(\\text\s*\{[^{}]*\}\s*(?:\^\s*\{?-?\d\}?)?)", re.DOTALL)
+_TRAILING_UNIT = re.compile(
+    r"(.*[^\s\\])\s*(\\text\s*\{[^{}]*\}\s*(?:\^\s*\{?-?\d\}?)?)", re.DOTALL
+)
 _SPACES = re.compile(r"(?<!\d)\s+|\s+(?!\d)|(?<=[_^])\{(?=\w\})|(?<=[_^]\{\w)\}")
 _INFINITY_WORDS = re.compile(r"([+-]?)\s*(?:positive |negative )?infinity", re.IGNORECASE)
 _DIGIT = re.compile(r"\d")
@@ -252,8 +254,7 @@ def _groups_equal(gold: _Group, answer: _Group, *, depth: int) -> bool:
         return _match_unordered(gold_items, answer_items, depth=depth)
     if len(kinds) == 1 or kinds <= {"", "()"} or kinds <= {"|", "()"}:
         return all(
-            equivalent(g, a, depth=depth + 1)
-            for g, a in zip(gold_items, answer_items, strict=True)
+            equivalent(g, a, depth=depth + 1) for g, a in zip(gold_items, answer_items, strict=True)
         )
     return False
 

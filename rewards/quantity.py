@@ -50,12 +50,16 @@ _UNIT_ALIASES = {
     "kilogram": "kg", "second": "s", "sec": "s", "minute": "min", "hour": "h", "hr": "h",
     "foot": "ft", "feet": "ft", "inch": "in", "inche": "in", "liter": "l", "litre": "l",
 }  # fmt: skip
-_UNIT_FRACTION = re.compile(r"\\frac\s*\{([^{}]*\{[^{}]*\}[^{}]*|[^{}]*)\}\s*\{([^{}]*\{[^{}]*\}|[^{}]*)\}")
+_UNIT_FRACTION = re.compile(
+    r"\\frac\s*\{([^{}]*\{[^{}]*\}[^{}]*|[^{}]*)\}\s*\{([^{}]*\{[^{}]*\}|[^{}]*)\}"
+)
 _ORDINALS = ("st", "nd", "rd", "th")
 _ORDINAL = re.compile(r"^\s*\^\s*\{?\s*(st|nd|rd|th)\s*\}?\s*$")
 _KNOWN_UNITS = frozenset(_UNIT_ALIASES.values())
 _GLUED_UNITS = frozenset({"m", "cm", "mm", "km", "g", "kg", "mg", "ml", "l", "ft", "min", "hr"})
-_UNIT_WORDS = re.compile(r"(?P<name>°?[^\W\d_][^\W\d_ °$%./·-]*(?:[ °./·-]+[^\W\d_]+)*|[°$€£¥₹%'\"]+)")
+_UNIT_WORDS = re.compile(
+    r"(?P<name>°?[^\W\d_][^\W\d_ °$%./·-]*(?:[ °./·-]+[^\W\d_]+)*|[°$€£¥₹%'\"]+)"
+)
 _UNIT = re.compile(rf"{_UNIT_WORDS.pattern}\.?\s?(?P<power>\^\s?-?\d)?")
 
 
@@ -122,7 +126,9 @@ def read_unit(rest: str) -> str | None:
     Unmarked letters are a unit only after a blank, or where they are a common one: `5m` and `5x`
     may be products.
     """
-    words = plain_words(_UNIT_FRACTION.sub(r"\1/\2", rest)).replace("^\\circ", "°").replace("° ", "°")
+    words = (
+        plain_words(_UNIT_FRACTION.sub(r"\1/\2", rest)).replace("^\\circ", "°").replace("° ", "°")
+    )
     words = _ORDINAL.sub(r"\1", words).replace("\\cdot", "·").replace("\\Omega", "Ω")
     words = re.sub(r"\s+", " ", re.sub(r"[{}]", "", words)).strip().casefold()
     if words in ("%", "percent", "per cent", "pct"):

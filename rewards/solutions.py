@@ -10,8 +10,8 @@ from typing import Any
 
 import sympy
 
-from rewards.notation import plain_words, split_top_level
 from rewards.magnitude import has_unworkable_number
+from rewards.notation import plain_words, split_top_level
 from rewards.symbolic import read_expression, real_number
 
 _OR = re.compile(r"\\cup(?![a-zA-Z])|\bU\b|\\lor(?![a-zA-Z])|\bor\b")
@@ -28,9 +28,10 @@ _BUILDER = re.compile(
     r"(?P<condition>.+)\\\}",
     re.DOTALL,
 )
-_MEMBERSHIP = re.compile(r"(?P<name>\\?[A-Za-z](?:_\{?\w\}?)?)\s*\\in(?![a-zA-Z])(?P<set>.+)", re.DOTALL)
+_MEMBERSHIP = re.compile(
+    r"(?P<name>\\?[A-Za-z]+(?:_\{?\w\}?)?)\s*\\in(?![a-zA-Z])(?P<set>.+)", re.DOTALL
+)
 _REALS = re.compile(r"\\mathbb\s*\{R\}|(?:all )?real numbers|all reals", re.IGNORECASE)
-_NAME = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?")
 _MAX_PIECES = 30
 _MAX_DEGREE = 2
 
@@ -130,11 +131,11 @@ def _bracketed(text: str) -> SolutionSet | None:
 
 
 def _between(low: str, high: str, *, open_low: bool, open_high: bool) -> SolutionSet | None:
-    ends = real_number(low), real_number(high)
-    if None in ends or ends[0] > ends[1]:
+    first, last = real_number(low), real_number(high)
+    if first is None or last is None or first > last:
         return None
-    infinite = (ends[0].is_infinite and not open_low) or (ends[1].is_infinite and not open_high)
-    return None if infinite else SolutionSet(sympy.Interval(*ends, open_low, open_high), None)
+    infinite = (first.is_infinite and not open_low) or (last.is_infinite and not open_high)
+    return None if infinite else SolutionSet(sympy.Interval(first, last, open_low, open_high), None)
 
 
 def _of_relation(text: str) -> SolutionSet | None:
@@ -144,9 +145,7 @@ def _of_relation(text: str) -> SolutionSet | None:
         return None
     read = [read_expression(side) for side in sides]
     known = [
-        side
-        for side in read
-        if isinstance(side, sympy.Expr) and not has_unworkable_number(side)
+        side for side in read if isinstance(side, sympy.Expr) and not has_unworkable_number(side)
     ]
     symbols = set[Any]().union(*(side.free_symbols for side in known))
     if len(known) < len(read) or len(symbols) != 1:

@@ -9,7 +9,6 @@ import logging
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -188,8 +187,7 @@ def _matrix(read: Any) -> Any | None:
 
 def _same_matrix(gold: Any, answer: Any, *, is_decimal: bool) -> bool:
     return gold.shape == answer.shape and all(
-        _equal(g, a, is_decimal=is_decimal)
-        for g, a in zip(gold.flat(), answer.flat(), strict=True)
+        _equal(g, a, is_decimal=is_decimal) for g, a in zip(gold.flat(), answer.flat(), strict=True)
     )
 
 
@@ -197,9 +195,7 @@ def _same_chain(gold: Sequence[Any], answer: Sequence[Any]) -> bool:
     """Compares `a < b < c` and its like, whatever their order."""
     if not all(isinstance(relation, Relational) for relation in (*gold, *answer)):
         return False
-    return len(gold) == len(answer) and all(
-        any(_same_relation(g, a) for a in answer) for g in gold
-    )
+    return len(gold) == len(answer) and all(any(_same_relation(g, a) for a in answer) for g in gold)
 
 
 def _same_value(gold: Any, answer: Any, *, is_decimal: bool) -> bool:
@@ -219,9 +215,8 @@ def _same_value(gold: Any, answer: Any, *, is_decimal: bool) -> bool:
 
 def _made_plain(expression: Any, opaque: dict[Any, Any]) -> Any | None:
     """Works out sums and the like; unknown functions become variables. None: it cannot be done."""
-    if expression.has(sympy.Sum, sympy.Product):
-        if not all(map(_is_short, expression.atoms(sympy.Sum, sympy.Product))):
-            return None
+    if not all(map(_is_short, expression.atoms(sympy.Sum, sympy.Product))):
+        return None
     if expression.has(sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit, sympy.Derivative):
         expression = expression.doit()
         if expression.has(sympy.Integral, sympy.Limit, sympy.Sum, sympy.Product):
@@ -349,7 +344,7 @@ def _is_rational(expression: Any) -> bool:
 
 
 def _has_constant_ratio(first: Any, second: Any, *, sign: int | None) -> bool:
-    """Returns whether `first / second` is one number at all points, of that sign if one is given."""
+    """Returns whether `first / second` is one number at all points, and of that sign if given."""
     ratios: list[Any] = []
     for point in _points(first.free_symbols):
         top, bottom = value_at(first, point, _DIGITS), value_at(second, point, _DIGITS)

@@ -113,7 +113,7 @@ class RewardConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     parts: Annotated[list[RewardPart], Field(min_length=1)]
-    cpu_limit_s: Annotated[float, Field(gt=0)] = 5.0
+    cpu_limit_s: Annotated[float, Field(gt=0)] = 3.0
     """CPU seconds one sample may take, all parts together."""
     wall_limit_s: Annotated[float, Field(gt=0)] = 60.0
     """Backstop for a sample that waits instead of computing."""

@@ -86,6 +86,15 @@ class Nursery:
         else:
             self._ended[pid] = status
 
+    def read_waiting(self) -> None:
+        """Takes the replies that are there, if any.
+
+        Raises:
+            NurseryGone: it has ended.
+        """
+        while self._is_readable():
+            self.read()
+
     def next_pid(self) -> int | None:
         """Returns the process id of the worker asked for first among those not told yet."""
         return self._started.popleft() if self._started else None
@@ -107,10 +116,20 @@ class Nursery:
         return self._ended.pop(pid)
 
     def kill(self) -> int:
-        """Ends the nursery, not its workers, and returns its exit code; safe to call twice."""
-        kill_group(self._process.pid) if self._process.poll() is None else None
+        """Ends the nursery, not its workers, and returns its exit code."""
         self._socket.close()
+        if self._process.poll() is None:
+            kill_group(self._process.pid)
         return self._process.wait()
+
+    def _is_readable(self) -> bool:
+        try:
+            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:  # `read` says what it means.
+            return True
+        return True
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from tasks.reward.worker import OUT_OF_MEMORY_EXIT, Batch, JobSpec, PartSpec
 from tasks.workspace import Workspace
 
 _PREFETCH = 16
-"""Most samples that a worker holds: enough to make messages cheap, few enough to spread the work."""
+"""Most samples that a worker holds: enough for cheap messages, few enough to spread the work."""
 _SLOW_S = 0.1
 """What waits behind a sample for so long is handed to a worker that has nothing to do."""
 _START_LIMIT_S = 120.0
@@ -72,7 +72,7 @@ class _Job:
 
 @dataclass(eq=False)
 class _Worker:
-    """One process and the samples that it has not answered yet, each with the call it belongs to."""
+    """One process and the samples that it has not answered yet, each with its call."""
 
     requests: int
     results: int
@@ -80,7 +80,7 @@ class _Worker:
     ready: bool = False
     retiring: bool = False
     num_graded: int = 0
-    knows: _Job | None = None
+    knows: JobSpec | None = None
     pending: deque[tuple[_Job, int]] = field(default_factory=deque[tuple[_Job, int]])
     taken_over: bool = False
     since: float = field(default_factory=time.monotonic)
@@ -172,6 +172,7 @@ class RewardPool:
         """
         with self._lock:
             while not self._learn_pids():
+                self._selector.select(timeout=_POLL_S)
                 self._read_nursery()
             return [worker.pid for worker in self._workers if worker.pid is not None]
 
@@ -233,8 +234,9 @@ class RewardPool:
                 os.close(their_results)
 
     def _read_nursery(self) -> None:
+        # Its replies may have been taken since it was seen to have some.
         try:
-            self._nursery.read()
+            self._nursery.read_waiting()
         except NurseryGone:
             self._replace_nursery()
         self._learn_pids()
@@ -276,10 +278,10 @@ class RewardPool:
                 _restart_clocks(worker)
             worker.pending.extend((job, index) for index in indices)
             batch = Batch(
-                None if worker.knows is job else job.spec,
+                None if worker.knows is job.spec else job.spec,
                 tuple(job.items[index] for index in indices),
             )
-            worker.knows = job
+            worker.knows = job.spec
             worker.unsent += pickle.dumps(batch, protocol=pickle.HIGHEST_PROTOCOL)
             self._send(worker)
 

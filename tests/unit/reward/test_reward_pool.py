@@ -15,6 +15,7 @@ from rewards.contract import RewardInput, Score
 from tasks.errors import Transient
 from tasks.reward.contract import RewardConfig, RewardPart
 from tasks.reward.pool import RewardPool
+from tests.unit.reward.conftest import MISBEHAVING
 
 Configure = Callable[..., RewardConfig]
 
@@ -207,6 +208,149 @@ pool.grade([RewardInput("pid {tmp_path}/note"), RewardInput("spin_in_c")], confi
     parent.stdout.close()
     assert len(pids) == 3
     assert _all_gone(pids)
+
+
+def test_samples_behind_a_slow_one_are_graded_by_others(
+    misbehaving: Configure, tmp_path: Path
+) -> None:
+    finished: list[tuple[float, int]] = []
+    with RewardPool([MISBEHAVING], workers=2, log_dir=tmp_path) as opened:
+        opened.grade(items("a", "b"), config=misbehaving())
+        begin = time.monotonic()
+        scores = opened.grade(
+            items("sleep", *["a"] * 100),
+            config=misbehaving(wall_limit_s=10.0),
+            progress=lambda number: finished.append((time.monotonic() - begin, number)),
+        )
+    assert [score.value for (score,) in scores] == [None, *[1.0] * 100]
+    assert finished[-1][1] == 101
+    assert next(seconds for seconds, number in finished if number == 100) < 5.0
+
+
+def test_large_samples_behind_one_that_computes_in_c_hold_nobody_up(
+    misbehaving: Configure, tmp_path: Path
+) -> None:
+    """They fill the worker's pipe, which it does not read meanwhile."""
+    large = [RewardInput("a " + "x" * 100_000)] * 40
+    finished: list[int] = []
+    with RewardPool([MISBEHAVING], workers=2, log_dir=tmp_path) as opened:
+        opened.grade(items("a", "b"), config=misbehaving())
+        scores = opened.grade(
+            [*items("spin_in_c"), *large],
+            config=misbehaving(cpu_limit_s=3.0),
+            progress=finished.append,
+        )
+    assert [score.value for (score,) in scores] == [None, *[1.0] * 40]
+    assert 40 in finished
+
+
+def test_progress_ends_with_all_and_is_told_seldom(
+    pool: RewardPool, misbehaving: Configure
+) -> None:
+    told: list[int] = []
+    pool.grade(items(*["a"] * 2000), config=misbehaving(), progress=told.append)
+    assert told[-1] == 2000
+    assert told == sorted(told)
+    assert len(told) < 100
+
+
+def test_workers_are_replaced_after_their_share(misbehaving: Configure, tmp_path: Path) -> None:
+    config = misbehaving(recycle_after=50)
+    with RewardPool([MISBEHAVING], workers=2, log_dir=tmp_path) as opened:
+        before = opened.pids()
+        scores = opened.grade(items(*["a"] * 400), config=config)
+        after = opened.pids()
+    assert [score.value for (score,) in scores] == [1.0] * 400
+    assert not set(before) & set(after)
+    assert _all_gone(before)
+
+
+def test_a_stopped_worker_is_not_a_timeout(
+    pool: RewardPool, misbehaving: Configure, tmp_path: Path
+) -> None:
+    """A machine too busy to run it looks the same: it neither computes nor waits."""
+    note = tmp_path / "pid"
+
+    def wake() -> None:
+        _wait_for(note.exists)
+        time.sleep(2.5)
+        os.kill(int(note.read_text()), signal.SIGCONT)
+
+    with ThreadPoolExecutor(1) as threads:
+        waking = threads.submit(wake)
+        scores = pool.grade(items(f"stop {note}"), config=misbehaving(wall_limit_s=1.0))
+        waking.result()
+    assert scores[0][0].value == 1.0
+
+
+def test_what_a_sample_changes_of_its_process_reaches_no_other(
+    misbehaving: Configure, tmp_path: Path
+) -> None:
+    with RewardPool([MISBEHAVING], workers=1, log_dir=tmp_path) as opened:
+        acts = items("draw", "draw", "change", "look", "draw", "spin", "look")
+        scores = [score for (score,) in opened.grade(acts, config=misbehaving())]
+    assert scores[0].value == scores[1].value == scores[4].value
+    assert scores[3].value == 1.0
+    assert scores[5].status == "grader_timeout"
+    assert scores[6].value == 1.0
+
+
+@pytest.mark.parametrize("act", ["ignore_limit", "fork {note}"])
+def test_limit_holds_for_who_resists_it(
+    pool: RewardPool, misbehaving: Configure, tmp_path: Path, act: str
+) -> None:
+    note = tmp_path / "note"
+    scores = pool.grade(items(act.format(note=note), "a"), config=misbehaving())
+    assert scores[0][0] == Score(None, "grader_timeout", "took more than 1 CPU seconds")
+    assert scores[1][0].value == 1.0
+    if note.exists():
+        assert _all_gone([int(note.read_text())])
+
+
+def test_closed_descriptors_cost_only_their_sample(
+    pool: RewardPool, misbehaving: Configure
+) -> None:
+    scores = pool.grade(items("a", "close", "b"), config=misbehaving())
+    assert [score.value for (score,) in scores] == [1, None, 1]
+    assert "the worker died" in (scores[1][0].reason or "")
+
+
+def test_grading_goes_on_when_the_process_that_forks_is_killed(
+    misbehaving: Configure, tmp_path: Path
+) -> None:
+    with RewardPool([MISBEHAVING], workers=2, log_dir=tmp_path) as opened:
+        former = opened.pids()
+        os.kill(psutil.Process(former[0]).ppid(), signal.SIGKILL)
+        scores = opened.grade(items(*["a"] * 100), config=misbehaving())
+        assert [score.value for (score,) in scores] == [1.0] * 100
+        scores = opened.grade(items("a", "spin", "b"), config=misbehaving())
+        assert [score.value for (score,) in scores] == [1.0, None, 1.0]
+        assert not set(former) & set(opened.pids())
+    assert _all_gone(former)
+
+
+@pytest.mark.parametrize("cpu_limit_s", [0.5, 1.5, 2.0])
+def test_a_limit_of_fractions_changes_no_verdict(tmp_path: Path, cpu_limit_s: float) -> None:
+    config = RewardConfig(parts=[RewardPart(kind="math")], cpu_limit_s=cpu_limit_s)
+    with RewardPool(["math"], workers=1, log_dir=tmp_path) as opened:
+        scores = opened.grade([RewardInput("\\boxed{5}", answer="5")], config=config)
+    assert scores == [(Score(1.0),)]
+
+
+def test_an_error_in_one_sample_shifts_no_other(pool: RewardPool, misbehaving: Configure) -> None:
+    scores = pool.grade(items("a", "raise", "draw"), config=misbehaving())
+    assert len(scores) == 3
+    assert [len(parts) for parts in scores] == [1, 1, 1]
+    assert scores[0][0].value == 1.0
+    assert scores[1][0].status == "grader_error"
+    assert (scores[2][0].value or 0.0) < 1.0
+
+
+def test_closing_at_once_leaves_nothing(tmp_path: Path) -> None:
+    opened = RewardPool(["math"], workers=2, log_dir=tmp_path)
+    opened.close()
+    mine = [child.pid for child in psutil.Process().children(recursive=True)]
+    assert _all_gone(mine)
 
 
 def _all_gone(pids: list[int]) -> bool:

@@ -1,6 +1,8 @@
 """A scoring function that does to its process what the completion says."""
 
+import decimal
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -67,6 +69,45 @@ def _note_pid(note: str) -> float:
     return _sleep("")
 
 
+def _change_surroundings(_: str) -> float:
+    os.chdir("/")
+    os.environ["LEFT_BEHIND"] = "yes"
+    decimal.getcontext().prec = 3
+    random.seed(5)
+    sys.setrecursionlimit(5000)
+    signal.setitimer(signal.ITIMER_PROF, 0.0)
+    return 1.0
+
+
+def _look_around(_: str) -> float:
+    first = decimal.getcontext().prec == 28 and "LEFT_BEHIND" not in os.environ
+    return float(first and Path.cwd() != Path("/") and sys.getrecursionlimit() != 5000)
+
+
+def _ignore_the_limit(_: str) -> float:
+    signal.signal(signal.SIGPROF, signal.SIG_IGN)
+    return _spin("")
+
+
+def _fork_and_spin(note: str) -> float:
+    child = os.fork()
+    if child == 0:
+        time.sleep(1000)
+    Path(note).write_text(str(child))
+    return _spin("")
+
+
+def _close_everything(_: str) -> float:
+    os.closerange(0, 64)
+    return 1.0
+
+
+def _stop_itself(note: str) -> float:
+    Path(note).write_text(str(os.getpid()))
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return 1.0
+
+
 ACTS: dict[str, Callable[[str], float]] = {
     "spin": _spin,
     "spin_in_c": lambda _: float(9**9**9 % 2),
@@ -80,4 +121,12 @@ ACTS: dict[str, Callable[[str], float]] = {
     "die_once": _die_once,
     "leave_child": _leave_child,
     "pid": _note_pid,
+    "draw": lambda _: random.random(),
+    "change": _change_surroundings,
+    "look": _look_around,
+    "ignore_limit": _ignore_the_limit,
+    "fork": _fork_and_spin,
+    "close": _close_everything,
+    "stop": _stop_itself,
+    "slow": lambda _: time.sleep(1.0) or 1.0,
 }
