@@ -45,11 +45,11 @@ def rewards_check(
     else:
         print_check(report, Console(highlight=False))
     if not report.usable:
-        worst = next(part for part in report.parts if part.problems)
-        problem = worst.problems[0]
+        found = [(f" (part {part.name})", one) for part in report.parts for one in part.problems]
+        part, problem = [*found, *(("", one) for one in report.problems)][0]
         raise ValueError(
-            f"The reward does not fit the data: {problem.num_rows} {problem.what} (part "
-            f"{worst.name}). Correct the rows or the reward."
+            f"The reward does not fit the data: {problem.num_rows} {problem.what}{part}. Correct "
+            "the rows or the reward."
         )
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from flows.progress import number
 from rewards.contract import Score
-from tasks.reward.check import CheckReport, Example
+from tasks.reward.check import CheckReport, Example, Problem
 
 _MAX_CHARACTERS = 60
 _COLOURS = {"graded": "green", "not_applicable": "yellow"}
@@ -59,11 +59,17 @@ def print_check(report: CheckReport, console: Console) -> None:
         for note in part.notes:
             _say(console, f"{part.name}: {note}", style="dim")
         for problem in part.problems:
-            _say(console, f"{part.name}: {problem.num_rows:,} {problem.what}", style="bold red")
-            for example in problem.examples:
-                _say(console, f"  {_example(example)}")
+            _say_problem(console, problem, f"{part.name}: ")
+    for problem in report.problems:
+        _say_problem(console, problem)
     if report.usable:
         _say(console, "the reward fits the data", style="bold green")
+
+
+def _say_problem(console: Console, problem: Problem, name: str = "") -> None:
+    _say(console, f"{name}{problem.num_rows:,} {problem.what}", style="bold red")
+    for example in problem.examples:
+        _say(console, f"  {_example(example)}")
 
 
 def print_verdict(score: Score, console: Console) -> None:

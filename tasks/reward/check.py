@@ -12,6 +12,7 @@ from rewards.contract import RewardInput, Score
 from rewards.gold import JUNK, gold_completions
 from tasks.reward.contract import RewardConfig, RewardPart
 from tasks.reward.grading import Grading
+from tasks.reward.mixture import left_out
 
 MAX_JUNK_ROWS = 200
 """Rows on which junk is tried; golds are tried on all."""
@@ -62,7 +63,10 @@ class Problem(BaseModel):
 
 
 class PartCheck(BaseModel):
-    """What became of one part: `best` is the value that counts as its maximum."""
+    """What became of one part: `best` is the value that counts as its maximum.
+
+    `num_rows` are those of its domains.
+    """
 
     name: str
     kind: str
@@ -85,11 +89,13 @@ class CheckReport(BaseModel):
     majority_answer: str | None
     majority_share: float | None
     parts: list[PartCheck]
+    problems: list[Problem]
+    """Of all parts together."""
 
     @property
     def usable(self) -> bool:
-        """Whether no part has a problem."""
-        return not any(part.problems for part in self.parts)
+        """Whether there is no problem."""
+        return not self.problems and not any(part.problems for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -117,18 +123,36 @@ def check_rewards(config: RewardConfig, rows: Sequence[Row], *, grading: Grading
         raise ValueError("The data sets have no rows. Expected some to try the reward on.")
     answers = Counter(row.answer for row in rows if row.answer is not None)
     majority, count = answers.most_common(1)[0] if answers else (None, 0)
+    nobodys = _problem("rows that no part of the reward is for", _left_out_by_all(config, rows))
     return CheckReport(
         num_rows=len(rows),
         num_answers=len(answers),
         majority_answer=majority,
         majority_share=count / answers.total() if answers else None,
         parts=[_check_part(config, part, rows, grading) for part in config.parts],
+        problems=[nobodys] if nobodys else [],
     )
 
 
+def _left_out_by_all(config: RewardConfig, rows: Sequence[Row]) -> list[_Tried]:
+    return [
+        _Tried(row, None, parts[0])
+        for row in rows
+        for parts in [[_left_out(config, part, row) for part in config.parts]]
+        if parts[0] is not None and None not in parts
+    ]
+
+
+def _left_out(config: RewardConfig, part: RewardPart, row: Row) -> Score | None:
+    """Returns that a row is of none of the part's domains; None: it is for the part, or unclear."""
+    score = left_out(part, row.item(""), column=config.domain_column)
+    return score if score is not None and score.status == "not_applicable" else None
+
+
 def _check_part(
-    config: RewardConfig, part: RewardPart, rows: Sequence[Row], grading: Grading
+    config: RewardConfig, part: RewardPart, all_rows: Sequence[Row], grading: Grading
 ) -> PartCheck:
+    rows = [row for row in all_rows if _left_out(config, part, row) is None]
     alone = config.model_copy(update={"parts": [part]})
     unreadable = _problem(
         "gold answers that the grader cannot read",
@@ -140,8 +164,9 @@ def _check_part(
     )
     asked = rows[:MAX_ASKED_ROWS] if needs(part.kind) == "endpoint" else rows
     began = time.monotonic()
-    golds = _best_of_each(_graded(_gold_samples(part, asked), alone, grading, about="golds"))
+    right = _graded(_gold_samples(part, asked), alone, grading, about="golds")
     seconds = time.monotonic() - began
+    golds = _best_of_each(right)
     junk = _graded(
         [(row, text) for row in asked[:MAX_JUNK_ROWS] for text in JUNK],
         alone,
@@ -158,12 +183,23 @@ def _check_part(
         best=best,
         gold_mean=_mean(golds),
         junk_mean=_mean(junk),
-        samples_per_s=len(golds) / seconds if golds and seconds else None,
+        samples_per_s=len(right) / seconds if right and seconds else None,
         problems=[
-            problem for problem in (unreadable, *_verdicts(part, golds, junk, best)) if problem
+            problem
+            for problem in (
+                _no_rows(part) if not rows else None,
+                unreadable,
+                *_verdicts(part, golds, junk, best),
+            )
+            if problem
         ],
         notes=_notes(golds, asked, rows),
     )
+
+
+def _no_rows(part: RewardPart) -> Problem:
+    what = f"rows that it is for (domains {', '.join(part.domains)})"
+    return Problem(what=what, num_rows=0, examples=[])
 
 
 def _gold_samples(part: RewardPart, rows: Sequence[Row]) -> list[tuple[Row, str]]:
@@ -177,7 +213,7 @@ def _gold_samples(part: RewardPart, rows: Sequence[Row]) -> list[tuple[Row, str]
 def _graded(
     samples: Sequence[tuple[Row, str]], config: RewardConfig, grading: Grading, *, about: str
 ) -> list[_Tried]:
-    """Returns what became of samples; a part that is not for a row's domain is left out."""
+    """Returns what became of samples; those on which the part has no say are left out."""
     items = [row.item(completion) for row, completion in samples]
     mode = "check_gold" if about == "check_gold" else "score"
     name = f"{config.parts[0].stored_name} {about}"

@@ -59,3 +59,28 @@ def test_a_part_is_tried_on_its_own_domains_only(tmp_path: Path) -> None:
     report = check(config, [row(0, "7", "sums"), row(1, "seven", "words")], tmp_path)
     assert report.usable
     assert [part.num_golds for part in report.parts] == [1, 1]
+
+
+def test_rows_and_parts_that_do_not_meet_are_problems(tmp_path: Path) -> None:
+    config = RewardConfig(
+        parts=[
+            RewardPart(kind="numeric", domains=["sums"]),
+            RewardPart(kind="exact", domains=["wrods"]),
+        ],
+        workers=1,
+    )
+    rows = [row(0, "7", "sums"), row(1, "seven", "words")]
+    report = check(config, rows, tmp_path)
+    assert not report.usable
+    assert [problem.num_rows for problem in report.parts[1].problems] == [0]
+    (nobodys,) = report.problems
+    assert [example.row_id for example in nobodys.examples] == ["1"]
+    assert nobodys.examples[0].reason == "not for domain words"
+
+
+def test_junk_is_tried_on_rows_of_the_parts_own_domain(tmp_path: Path) -> None:
+    rows = [row(number, "7", "sums") for number in range(300)] + [row(300, "seven", "words")]
+    config = RewardConfig(parts=[RewardPart(kind="format", domains=["words"])], workers=1)
+    report = check(config, rows, tmp_path)
+    assert report.parts[0].num_rows == 1
+    assert report.parts[0].junk_mean is not None
