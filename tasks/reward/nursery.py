@@ -39,7 +39,7 @@ class Nursery:
         self._socket, theirs = socket.socketpair()
         with log.open("ab") as stderr, theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tasks.reward.nursery", str(theirs.fileno()), *kinds],
+                [sys.executable, "-P", "-m", "tasks.reward.nursery", str(theirs.fileno()), *kinds],
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,
                 stderr=stderr,
