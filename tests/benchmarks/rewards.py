@@ -49,6 +49,7 @@ BOMBS = [
 HANGING = "tests.benchmarks.hanging_grader"
 PRINT = "print(1)"
 HANG = "while True:\n    pass"
+LOGS = tempfile.TemporaryDirectory()
 Figures = dict[str, float]
 
 
@@ -229,7 +230,7 @@ def math_config() -> RewardConfig:
 
 def pool(kinds: Sequence[str], workers: int) -> RewardPool:
     """Returns a pool that has graded once."""
-    opened = RewardPool(kinds, workers=workers, log_dir=Path(tempfile.mkdtemp()))
+    opened = RewardPool(kinds, workers=workers, log_dir=Path(LOGS.name))
     opened.grade(easy_items(workers * 20), config=math_config())
     return opened
 
