@@ -53,6 +53,8 @@ def try_reward(config: RewardConfig, item: RewardInput, *, workspace: Workspace)
         ValueError: no sandbox is possible here, or an endpoint's settings are unusable.
         Transient: the grading processes do not start.
     """
+    # A service that is away is a verdict too, and no failure of the trial.
+    config = config.model_copy(update={"max_failed_share": 1.0})
     with Grading(reward_here(config), workspace=workspace) as grading:
         scores = grading.grade([item], config=config)
     (score,) = combine(config, scores, groups=[""])
@@ -128,6 +130,8 @@ def _json_or_text(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError:
         return text
+    except RecursionError as error:
+        raise ValueError("A value is nested too deeply to be read as JSON.") from error
 
 
 def _row(row: DataRow, *, domain: str) -> Row:

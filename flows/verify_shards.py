@@ -116,14 +116,18 @@ class Shard:
         )
 
     def reward_request(self, record: StageRecord, samples: ObjectRef) -> RewardRequest:
-        """Returns the request that a reward record answers."""
+        """Returns the request that a reward record answers.
+
+        What it says beside what rewards depend on, like how many processes grade, is not obeyed.
+        """
+        config = RewardConfig.model_validate(record.request["config"])
         return RewardRequest(
             scope=self.scope,
             shard=int(self.number),
             samples=samples,
             prompts=self.prompts,
             model=self.run.model,
-            config=RewardConfig.model_validate(record.request["config"]),
+            config=RewardConfig.model_validate(config.request_fields()),
             redo=record.request.get("redo", 0),
         )
 
@@ -173,7 +177,14 @@ def audit_shard(
         tally.counts["rewards left out"] += stored.num_rows
         return
     engine = graders.grading(asked.config)
-    found = regrade(asked, graded, store, engine, cache=graders.workspace.cache)
+    found = regrade(
+        asked,
+        graded,
+        store,
+        engine,
+        cache=graders.workspace.cache,
+        as_recorded=not graders.overrides,
+    )
     if graders.overrides:
         found.others = [other for other in found.others if other.is_other_verdict]
         tally.counts["rewards graded another way"] += found.num_samples - len(found.left_out)

@@ -70,6 +70,7 @@ def regrade(
     engine: RewardEngine,
     *,
     cache: Path,
+    as_recorded: bool = True,
 ) -> Regraded:
     """Returns how the samples of a reward record are graded by the code that runs now.
 
@@ -79,6 +80,8 @@ def regrade(
         store: holds samples, prompts, tokenizer and the stored rewards.
         engine: the grading processes.
         cache: where the tokenizer's files are kept on this host.
+        as_recorded: whether `request` is what the record answers, and not another way to grade:
+            then a service that says otherwise proves nothing.
 
     Raises:
         NotFound, Corrupt: something is gone, or is not what its reference names.
@@ -98,7 +101,7 @@ def regrade(
     stored = read_shard(store, record.outputs["rewards"], schema=REWARDS)
     found = Regraded(num_samples=stored.num_rows)
     found.environment_changes = environment.changes(record.environment, describe(engine, config))
-    asks_service = any(needs(part.kind) == "endpoint" for part in config.parts)
+    asks_service = as_recorded and any(needs(part.kind) == "endpoint" for part in config.parts)
     noted = {_noted_sample(note) for note in record.notes if note.startswith(NOT_REPLAYABLE)}
     for other in other_rows(stored, again):
         limit = _ran_into_limit(other, noted)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, Protocol
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -83,7 +84,10 @@ class RewardPart(BaseModel):
 class SandboxConfig(BaseModel):
     """Where programs of a model run."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # Errors quote no input: an address may hold a password.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
+    )
 
     backend: Literal["bubblewrap", "http"] = "bubblewrap"
     """`http`: a sandbox service that offers `POST /run_code`."""
@@ -103,6 +107,11 @@ class SandboxConfig(BaseModel):
         if (self.backend == "http") != (self.url is not None):
             raise ValueError(
                 "reward.sandbox.url belongs to reward.sandbox.backend=http. Set both or neither."
+            )
+        if self.url is not None and "@" in urlsplit(self.url).netloc:
+            raise ValueError(
+                "reward.sandbox.url holds a user or password, and the config is stored. Name a "
+                "variable with api_key_env."
             )
         return self
 

@@ -59,6 +59,7 @@ def test_options_of_a_grader_are_set_one_by_one(rollbook: Command):
         (["try", "maths", "--completion", "x"], "Did you mean math"),
         (["try", "exact", "--completion", "x", "--set", "hole=true"], "no such setting"),
         (["try", "exact", "--completion", "x", "--extra", "[1]"], "Expected a JSON object"),
+        (["try", "exact", "--completion", "x", "--set", f"a={'[' * 9999}"], "nested too deeply"),
         (["check", "adition"], "Did you mean addition"),
         (["check", "addition", "--set", "reward.parts.0.kind=mth"], "Did you mean math"),
     ],
@@ -67,6 +68,12 @@ def test_what_cannot_be_tried_ends_in_its_cause(
     rollbook: Command, arguments: list[str], cause: str
 ):
     assert cause in rollbook("rewards", *arguments)[1].strip().splitlines()[-1]
+
+
+def test_a_service_that_is_away_is_a_verdict(rollbook: Command):
+    judge = ["--set", "url=http://127.0.0.1:9", "--set", "rubric=r", "--set", "patience_s=0"]
+    out = rollbook("rewards", "try", "judge", "--completion", "x", *judge, "--json")[0]
+    assert json.loads(out)["status"] == "grader_error"
 
 
 def test_a_recipes_golds_are_checked_and_junk_with_them(rollbook: Command):

@@ -13,12 +13,13 @@ from flows.verification import VerifyOptions, parse_steps, pick_steps, verify_ru
 from flows.verify_page import report_markdown
 from flows.verify_replay import Replayed
 from flows.verify_report import Report
-from flows.verify_shards import NOT_CHECKED
+from flows.verify_shards import NOT_CHECKED, Shard
 from flows.verify_verdicts import promise_reports, replay_findings
 from storage.audit import ChainAudit, ChainRequest, audit_chain
 from storage.audit_findings import REPLAY, Tally
 from storage.backends.local import LocalStore
-from storage.layout import commit_key
+from storage.layout import StepScope, commit_key
+from storage.ledger import read_record
 from storage.signing import load_signer, new_key, public_path
 from tasks.workspace import Workspace
 from tests.contract.complete_run import Head, next_step, write_fork, write_run
@@ -196,6 +197,20 @@ def test_steps_that_this_code_cannot_read_are_no_break_and_are_said(store: Local
     found = promise_reports(chain_of(store), facts, Tally(), None)
     assert found[0].verdict == "held to the bit"
     assert found[0].detail.endswith("; 2 steps not checked, see below")
+
+
+def test_how_many_processes_grade_is_no_strangers_choice(store: LocalStore, head: Head):
+    record = next(
+        read_record(store, ref) for ref in head.commit.records if ref.stage == "reward-0000"
+    )
+    asked = {"parts": [{"kind": "code"}], "workers": 10**6, "cpu_limit_s": 9.0}
+    asked["sandbox"] = {"allow_unsandboxed": True, "concurrency": 10**6}
+    record = record.model_copy(update={"request": {**record.request, "config": asked}})
+    prompts = record.outputs["rewards"]
+    shard = Shard(StepScope(run=RUN, step=3), head.run, prompts, head.commit.policy, "0000")
+    config = shard.reward_request(record, prompts).config
+    assert (config.cpu_limit_s, config.sandbox.allow_unsandboxed) == (9.0, True)
+    assert (config.workers, config.sandbox.concurrency) == (2, 4)
 
 
 def test_what_is_imported_for_an_audit_is_light():

@@ -22,6 +22,7 @@ from tasks.workspace import Workspace
 from tests.unit.reward.conftest import MISBEHAVING
 from tests.unit.reward.tokenizers_for_tests import END, write_tokenizer
 
+ASKING = "grader_fixtures.asking"
 Rows = list[dict[str, Any]]
 
 
@@ -62,8 +63,15 @@ class Graded:
         outputs = {"rewards": self.write(rows, REWARDS, "forged")}
         return self.record.model_copy(update={"outputs": outputs, **changes})
 
-    def again(self, record: StageRecord) -> Regraded:
-        return regrade(self.request, record, self.store, self.grading, cache=self.workspace.cache)
+    def again(self, record: StageRecord, *, as_recorded: bool = True) -> Regraded:
+        return regrade(
+            self.request,
+            record,
+            self.store,
+            self.grading,
+            cache=self.workspace.cache,
+            as_recorded=as_recorded,
+        )
 
 
 def _prompt() -> dict[str, Any]:
@@ -127,6 +135,20 @@ def test_a_sample_that_is_graded_otherwise_today_is_listed(graded: Graded):
     assert "0.25 (graded); 1 of 3 samples differ; the grader is another: code: older" in (
         finding.found
     )
+
+
+def test_what_a_service_says_otherwise_is_listed_where_another_way_to_grade_is_tried(
+    graded: Graded,
+):
+    away = {"url": "http://127.0.0.1:9", "model": "m", "patience_s": 0}
+    asked = RewardPart(kind=ASKING, name="asked", domains=["elsewhere"], options=away)
+    parts = [RewardPart(kind=MISBEHAVING, name="bad", weight=2.0), asked]
+    config = graded.request.config.model_copy(update={"parts": parts})
+    graded.request = graded.request.model_copy(update={"config": config})
+    assert graded.again(graded.record).others == []
+    tried = graded.again(graded.record, as_recorded=False)
+    changed = [(other.was, other.now) for other in tried.others if other.is_other_verdict]
+    assert changed == [(1.0, 2.0)]
 
 
 def test_a_sample_that_ran_into_a_limit_then_or_now_is_left_out(graded: Graded):
