@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 from statistics import fmean, stdev
+from typing import Any
 
 from flows.metrics import weighted_mean
 from storage.experience import read_shard
@@ -11,6 +12,7 @@ from storage.layout import EvalScope
 from storage.object_store import ObjectStore
 from storage.records import EvalRecord, RecordRef, StageRecord
 from storage.schemas import REWARDS
+from tasks.reward.mixture import is_right
 
 
 def eval_record(
@@ -68,9 +70,9 @@ def _accuracy_by_prompt(
             strict=True,
         )
         graded = [
-            (sample_id.rsplit("-", 1)[0], float(_part_value(parts, part) == 1.0))
+            (sample_id.rsplit("-", 1)[0], float(right))
             for sample_id, status, parts in rows
-            if status == "graded"
+            if status == "graded" and (right := _is_right(parts, part)) is not None
         ]
         means += [
             fmean(value for _, value in group) for _, group in groupby(graded, lambda row: row[0])
@@ -78,8 +80,9 @@ def _accuracy_by_prompt(
     return means
 
 
-def _part_value(parts: list[dict[str, object]], name: str) -> object:
-    return next((part["value"] for part in parts if part["name"] == name), None)
+def _is_right(parts: list[dict[str, Any]], name: str) -> bool | None:
+    part = next((part for part in parts if part["name"] == name), None)
+    return None if part is None else is_right(part["value"], part["status"], part["reason"])
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float | None, float | None]:

@@ -27,6 +27,9 @@ NOT_CHECKED = "steps not checked"
 MALFORMED = (KeyError, TypeError, OverflowError)
 """What a request raises that no stage of ours was ever asked."""
 
+MAX_GRADERS = 4
+"""Ways to grade that are kept warm at once: a run changes its reward rarely."""
+
 MAX_EXAMPLES = 5
 """Samples of one shard that a report names one by one."""
 
@@ -73,6 +76,8 @@ class Graders:
         """Returns what grades as `config` says, started if it is the first to ask."""
         key = canonical_json(config.model_dump(mode="json"))
         if key not in self.opened:
+            if len(self.opened) == MAX_GRADERS:
+                self.opened.pop(next(iter(self.opened))).close()
             made = Grading(reward_here(config), workspace=self.workspace)
             self.opened[key] = self.stack.enter_context(made)
         return self.opened[key]

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, computed_field
 
 from rewards import needs, scorer
 from rewards.contract import RewardInput, Score
@@ -92,6 +92,7 @@ class CheckReport(BaseModel):
     problems: list[Problem]
     """Of all parts together."""
 
+    @computed_field
     @property
     def usable(self) -> bool:
         """Whether there is no problem."""

@@ -140,7 +140,7 @@ class RewardConfig(BaseModel):
     python: str | None = None
     """Interpreter of the engines' environment, for models that the stage serves itself."""
     max_failed_share: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """A step with a larger share of samples without a reward stops (promise 5)."""
+    """A shard with a larger share of samples without a reward stops its step (promise 5)."""
 
     @model_validator(mode="after")
     def _parts_can_be_told_apart(self) -> "RewardConfig":

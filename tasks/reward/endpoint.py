@@ -30,8 +30,11 @@ Read = TypeVar("Read")
 _MODELS = "/v1/models"
 _RETRIED = frozenset({408, 409, 425, 429})
 """Statuses below 500 that may pass."""
-_OF_THIS_REQUEST = frozenset({400, 413, 422})
-"""Statuses that say what is wrong with one request; other ones would be refused too."""
+_REFUSALS: dict[int, type[OSError]] = {
+    **dict.fromkeys((400, 413, 422), Refused),
+    **dict.fromkeys((401, 403), PermissionError),
+}
+"""What is wrong with one request, and what is wrong with whoever asks."""
 _QUOTED_CHARACTERS = 200
 _MAX_ANSWER_BYTES = 16 << 20
 _BACKOFF = tenacity.wait_exponential_jitter(multiplier=0.1, max=10.0, jitter=0.1)
@@ -199,7 +202,7 @@ class HttpEndpoint:
         self._answered_at = time.monotonic()
         self._given_up = False
         if not httpx.codes.is_success(status):
-            kind = Refused if status in _OF_THIS_REQUEST else OSError
+            kind = _REFUSALS.get(status, OSError)
             raise kind(f"{self._url}{path} refused the request: {self._said(status, content)}")
         try:
             return json.loads(content)

@@ -20,7 +20,7 @@ from storage.records import canonical_json
 from tasks.errors import Permanent, Transient
 from tasks.reward.contract import Mode, Progress, RewardConfig, RewardPart
 from tasks.reward.endpoint import HttpEndpoint, open_endpoint
-from tasks.reward.mixture import checked, closed_gate, left_out
+from tasks.reward.mixture import GATE_CLOSED, checked, closed_gate, left_out
 from tasks.reward.pool import RewardPool
 from tasks.reward.sandbox import open_sandbox
 from tasks.workspace import Workspace
@@ -279,7 +279,7 @@ class Grading:
         Raises:
             Transient: a tool left more samples without an answer than a step may have, which a
                 retry may find otherwise.
-            Permanent: this object was closed meanwhile.
+            Permanent: it refuses whoever asks, or this object was closed meanwhile.
         """
         for one in asked:
             try:
@@ -293,9 +293,8 @@ class Grading:
             nobody = len(away) == len(causes) and config.max_failed_share < 1
             if away and (nobody or lost > config.max_failed_share * num_items):
                 share = "none" if nobody else f"all but {lost}"
-                raise Transient(
-                    f"Reward {one.part.stored_name!r} graded {share} of its samples: {away[0]}"
-                )
+                words = f"Reward {one.part.stored_name!r} graded {share} of its samples: {away[0]}"
+                raise Permanent(words) if isinstance(away[0], PermissionError) else Transient(words)
 
     def _ended(self, part: RewardPart) -> Transient | Permanent:
         """Returns what to raise where a tool was closed while it was asked."""
@@ -444,7 +443,7 @@ def _open_rows(config: RewardConfig, board: _Board, index: int) -> list[int]:
         if gate is None:
             rows.append(row)
         else:
-            reason = f"gate {gate.stored_name} is closed"
+            reason = GATE_CLOSED.format(gate.stored_name)
             scores[index] = Score(None, "not_applicable", reason)
             board.done(1)
     return rows

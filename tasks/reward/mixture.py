@@ -4,6 +4,7 @@ Nothing is graded here, and nothing is forgotten: every part's value is stored b
 """
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -113,7 +114,8 @@ def _verdict(config: RewardConfig, scores: Sequence[Score]) -> _Verdict:
     if failed is not None:
         return _Verdict(parts, (), failed.status, failed.reason)
     if not applied:
-        return _Verdict(parts, (), "not_applicable", "no part applies to this sample")
+        said = "; ".join(f"{part.name}: {part.reason}" for part in parts if part.reason)
+        return _Verdict(parts, (), "not_applicable", f"no part applies to this sample: {said}")
     named = [parts[index] for index in applied]
     reasons = "; ".join(f"{part.name}: {part.reason}" for part in named if part.reason)
     return _Verdict(parts, tuple(applied), "graded", reasons or None)
@@ -144,6 +146,22 @@ def _moments(values: Sequence[float]) -> tuple[float, float]:
         return fmean(values), stdev(values) if len(values) > 1 else 0.0
     except OverflowError:
         return math.nan, math.nan
+
+
+GATE_CLOSED = "gate {} is closed"
+"""Why a part behind a closed gate was not asked."""
+_GATE_CLOSED = re.compile(r"gate .+ is closed")
+
+
+def is_right(value: float | None, status: str, reason: str | None) -> bool | None:
+    """Returns whether a part that counts as accuracy says right; None: it says nothing.
+
+    Behind a closed gate an answer is wrong, whatever it is; of another domain it is neither.
+    """
+    if status == "graded":
+        return value == 1.0
+    behind_gate = status == "not_applicable" and _GATE_CLOSED.fullmatch(reason or "")
+    return False if behind_gate else None
 
 
 def checked(score: Score) -> Score:

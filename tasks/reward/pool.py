@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from rewards.contract import RewardInput, Score, Status
-from tasks.errors import Transient
+from tasks.errors import Permanent, Transient
 from tasks.processes import kill_group
 from tasks.reward.contract import RewardConfig
 from tasks.reward.nursery import Nursery, NurseryGone
@@ -103,6 +103,7 @@ class RewardPool:
         self._log = log_dir / "reward-workers.log"
         self._num_workers = workers
         self._lock = threading.Lock()
+        self._closing = threading.Event()
         self._selector = selectors.DefaultSelector()
         self._failed_starts = 0
         self._workers: list[_Worker] = []
@@ -140,6 +141,7 @@ class RewardPool:
 
         Raises:
             Transient: workers do not start; the message ends with their log.
+            Permanent: the pool was closed.
         """
         with self._lock:
             job = _new_job(items, config, mode)
@@ -151,7 +153,8 @@ class RewardPool:
             return [job.results[index] for index in range(len(items))]
 
     def close(self) -> None:
-        """Ends all workers and what they started; safe to call twice."""
+        """Ends all workers and what they started, and a call that goes on; safe to call twice."""
+        self._closing.set()
         with self._lock:
             if not self._workers:
                 return
@@ -179,6 +182,8 @@ class RewardPool:
     def _finish(self, job: _Job, progress: Callable[[int], None]) -> None:
         told = time.monotonic()
         while not job.done:
+            if self._closing.is_set():
+                raise Permanent("The graders were closed while samples were graded.")
             if time.monotonic() - told > _PROGRESS_S:
                 told = time.monotonic()
                 progress(len(job.results))

@@ -25,7 +25,7 @@ from tasks.reward.contract import RewardConfig, RewardEngine, RewardRequest, Rew
 from tasks.reward.decoding import open_decoder
 from tasks.reward.grading import Grading
 from tasks.reward.inputs import PROMPT_COLUMNS, SAMPLE_COLUMNS, Row, gold_inputs, reward_inputs
-from tasks.reward.mixture import combine
+from tasks.reward.mixture import combine, is_right
 from tasks.workspace import Workspace
 
 logger = logging.getLogger(__name__)
@@ -258,5 +258,13 @@ def _metrics(config: RewardConfig, scores: Sequence[Score]) -> Metrics:
         ]
         metrics[f"part_{part.stored_name}_mean"] = fmean(values) if values else None
         if part == config.accuracy_part:
-            metrics["accuracy"] = fmean(value == 1.0 for value in values) if values else None
+            metrics["accuracy"] = _accuracy(scores, index)
     return metrics
+
+
+def _accuracy(scores: Sequence[Score], index: int) -> float | None:
+    """Returns the share of right samples among those with a reward of which the part says it."""
+    parts = [score.parts[index] for score in scores if score.value is not None]
+    said = [is_right(part.value, part.status, part.reason) for part in parts]
+    known = [right for right in said if right is not None]
+    return fmean(known) if known else None

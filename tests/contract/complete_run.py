@@ -46,21 +46,16 @@ GROUPS = 4
 SHARDS = 2
 SAMPLING = SamplingPolicy(group_size=2, temperature=1.0, max_tokens=5, stop_token_ids=[1])
 PROBE = Probe(token_ids=[[1, 2]], logprobs=[[None, -0.5]], next_token_ids=[1], next_logprobs=[-0.5])
+JUDGE = {"kind": "judge", "options": {"url": "http://judge"}}
+BUSY_JUDGE = {"kind": "judge", "options": {"url": "http://judge", "concurrency": 4}}
 CONFIGS: dict[str, dict[str, Any]] = {
     "rollout": {"dtype": "float32", "python": None},
-    "reward": {
-        "workers": 2,
-        "cpu_limit_s": 5.0,
-        "parts": [{"kind": "judge", "options": {"url": "http://judge", "concurrency": 4}}],
-    },
+    "reward": {"workers": 2, "cpu_limit_s": 5.0, "parts": [BUSY_JUDGE]},
     "train": {"learning_rate": 0.1, "python": None},
 }
 ASKED: dict[str, dict[str, Any]] = {
     "rollout": {"dtype": "float32"},
-    "reward": {
-        "cpu_limit_s": 5.0,
-        "parts": [{"kind": "judge", "options": {"url": "http://judge"}}],
-    },
+    "reward": {"cpu_limit_s": 5.0, "parts": [JUDGE]},
     "train": {"learning_rate": 0.1},
 }
 

@@ -4,7 +4,7 @@ import pytest
 
 from rewards.contract import RewardInput, Score
 from tasks.reward.contract import RewardConfig, RewardPart
-from tasks.reward.mixture import checked, combine, left_out
+from tasks.reward.mixture import checked, combine, is_right, left_out
 
 ERROR = Score(None, "grader_error", "broken")
 TIMEOUT = Score(None, "grader_timeout", "slow")
@@ -141,3 +141,20 @@ def test_a_sum_beyond_all_numbers_is_an_error_and_no_reward(way: str) -> None:
 def test_a_score_that_is_neither_a_number_nor_a_failure_is_refused(score: Score) -> None:
     with pytest.raises(ValueError, match=r"got|no status"):
         checked(score)
+
+
+@pytest.mark.parametrize(
+    ("value", "status", "reason", "right"),
+    [
+        (1.0, "graded", None, True),
+        (0.5, "graded", None, False),
+        # What stands behind a closed gate is wrong; what is of another domain says nothing.
+        (None, "not_applicable", "gate format is closed", False),
+        (None, "not_applicable", "not for domain b", None),
+        (None, "grader_error", "broken", None),
+    ],
+)
+def test_accuracy_counts_what_is_behind_a_closed_gate_and_no_other_domain(
+    value: float | None, status: str, reason: str | None, right: bool | None
+) -> None:
+    assert is_right(value, status, reason) is right

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from rewards.contract import RewardInput, Score
-from tasks.errors import Transient
+from tasks.errors import Permanent, Transient
 from tasks.reward.contract import RewardConfig, RewardPart
 from tasks.reward.pool import RewardPool
 from tests.unit.reward.conftest import MISBEHAVING
@@ -370,3 +370,22 @@ def _wait_for(condition: Callable[[], bool], *, seconds: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.05)
+
+
+def test_closing_ends_a_call_that_goes_on(pool: RewardPool, misbehaving: Configure) -> None:
+    begun, ended = threading.Event(), list[BaseException]()
+
+    def grade() -> None:
+        config = misbehaving(wall_limit_s=600.0)
+        try:
+            pool.grade(items("sleep"), config=config, progress=lambda done: begun.set())
+        except Permanent as error:
+            ended.append(error)
+
+    waiting = threading.Thread(target=grade)
+    waiting.start()
+    assert begun.wait(60)
+    pool.close()
+    waiting.join(60)
+    assert not waiting.is_alive()
+    assert "closed while samples were graded" in str(ended[0])
