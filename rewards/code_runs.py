@@ -167,7 +167,9 @@ def _verdict(outcomes: Sequence[Outcome], num_tests: int, config: JudgeConfig) -
 
 
 def _stdin_outcome(source: str, test: StdinTest, config: JudgeConfig, sandbox: Sandbox) -> Outcome:
-    program = Program({PROGRAM: source, "start.py": _START}, _COMMAND, test.stdin)
+    # Python reads a line end of Windows as a character of the line; no data set means that.
+    stdin = test.stdin.replace("\r\n", "\n")
+    program = Program({PROGRAM: source, "start.py": _START}, _COMMAND, stdin)
     limits = _limits(config, num_tests=1, right_characters=len(test.stdout))
     result = sandbox.run(program, limits=limits)
     failure = _failure(result)

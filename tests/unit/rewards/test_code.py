@@ -262,6 +262,8 @@ HONEST = [
     ("much_returned", "def f(n): return list(range(n))",
      [{"fn": "f", "args": [300000], "expected": list(range(300000))}]),
     ("much_printed", "print('x' * (3 << 20))", [{"stdin": "", "stdout": "x" * (3 << 20)}]),
+    ("line_ends_of_windows", "print(input() + input())",
+     [{"stdin": "1\r\n2\r\n", "stdout": "12\r\n"}]),
     ("much_in_all", "def f(n): return 'é' * n",
      [{"fn": "f", "args": [20000], "expected": "é" * 20000}] * 100),
 ]  # fmt: skip
