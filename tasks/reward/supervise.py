@@ -152,6 +152,7 @@ class _Watch:
         self._until = until
         self._asleep_s = 0.0
         self._idle_s = 0.0
+        self._measuring_s = 0.0
         self._moved = False
         self._killing = math.inf
         for each in watched:
@@ -229,8 +230,11 @@ class _Watch:
         if time.monotonic() > self._killing:
             for each in living:
                 each.kill("signal")
+        # The last look is why this one is late, if it took long: no program shall gain by that.
+        known_s = min(elapsed_s, _MAX_CHARGED_S + self._measuring_s)
+        self._measuring_s = 0.0
         worked_s = sum(self._count(each) for each in living)
-        self._charge_sleep(min(elapsed_s, _MAX_CHARGED_S) - worked_s, living)
+        self._charge_sleep(known_s - worked_s, living)
         if self._asleep_s > self._limits.asleep_s or wall_s > self._limits.wall_s:
             asleep = self._asleep_s > self._limits.asleep_s or self._idle_s > wall_s / 2
             for each in living:
@@ -258,7 +262,9 @@ class _Watch:
             each.kill("cpu")
         resident = sum(use.resident_bytes for use in uses.values())
         limit = self._limits.memory_bytes - each.confined.processes.kernel_bytes()
+        began = time.monotonic()
         over = resident > limit and each.confined.processes.shared_bytes() > limit
+        self._measuring_s += time.monotonic() - began
         if over or limit < 0:
             each.kill("memory")
         return each.cpu_s - before

@@ -18,6 +18,7 @@ import pytest
 from rewards import code
 from rewards.contract import Program as Confined
 from rewards.contract import ProgramResult, RewardInput, Sandbox, SandboxLimits, Score
+from tasks.reward import bubblewrap
 from tasks.reward.contract import SandboxConfig
 from tasks.reward.sandbox import open_sandbox
 
@@ -315,6 +316,19 @@ AWAKE = [
 @pytest.mark.parametrize("source", [case[1] for case in AWAKE], ids=[case[0] for case in AWAKE])
 def test_looking_awake_does_not_lead_to_the_wall(sandbox: Sandbox, source: str) -> None:
     limits = SandboxLimits(cpu_s=30, asleep_s=0.1, wall_s=90)
+    assert run(sandbox, source, limits).killed_by == "asleep"
+
+
+def test_memory_that_takes_long_to_count_does_not_stop_the_clock(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def count_for_long(_: object) -> int:
+        time.sleep(2)
+        return 0
+
+    monkeypatch.setattr(bubblewrap._Namespace, "shared_bytes", count_for_long)
+    source = "import os, time\na = bytearray(b'x') * (40 << 20)\nos.fork()\ntime.sleep(99)"
+    limits = SandboxLimits(asleep_s=3, memory_bytes=64 << 20, wall_s=40)
     assert run(sandbox, source, limits).killed_by == "asleep"
 
 
