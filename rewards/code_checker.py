@@ -121,7 +121,7 @@ class Proxy(_Asks):
             return self._link.ask("contains", self, item) is True
         if self._tree["plain"] is not None:
             return item in self._plain_now()
-        return any(each is item or each == item for each in iter(self))
+        return any(each is item or each == item for each in self._link.ask("iter", self))
 
     def _plain_now(self) -> Any:
         return self._link.decode(self._link.ask_tree("itself", self)["plain"])
