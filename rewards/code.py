@@ -19,7 +19,8 @@ from rewards.contract import GoldExample, RewardInput, Sandbox, Score
 NEEDS: Literal["sandbox"] = "sandbox"
 
 _LANGUAGES = ("", "python", "py", "python3")
-_FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})[ \t]*([^`\s]*)[^`\n]*$", re.MULTILINE)
+# Possessive: no line, however long, is gone over twice.
+_FENCE = re.compile(r"^([ \t]*+)(`{3,}+|~{3,}+)[ \t]*+([^`\s]*+)[^`\n]*+$", re.MULTILINE)
 
 
 class Config(JudgeConfig):
@@ -67,9 +68,13 @@ def score(item: RewardInput, config: Config, sandbox: Sandbox) -> Score:
     Without `partial` the first failure ends it. Verdicts are made outside of the program's
     sandbox: expectations never enter it.
 
+    Tests that are code have limits of their own. A program that they have asked is charged with
+    what befalls them: it chose what they work on.
+
     Reasons: `no_code`, `wrong_output`, `timeout`, `memory`, `output_limit`, `exception <Type>`,
     `exit_code <n>`, `signal`, `ended` (before its tests), `forged`, each but the first with the
-    number of the test.
+    number of the test. `tests_timeout`, `tests_memory`, `tests_output_limit`, `tests_signal`: the
+    tests themselves, after they had asked the program.
 
     Raises:
         OSError: the sandbox does not work.

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _CHANGEABLE = (list, dict, set, bytearray)
 _MODULES = (MODULE, "main", "program")
 """Names under which tests import the program."""
+_JUDGES = ("math", "cmath", "collections", "itertools", "functools", "operator")
+"""Modules that tests judge with, imported or not: a program's own object is none of them."""
 Case = tuple[str, "Callable[[], object]"]
 
 
@@ -56,7 +58,7 @@ def _is_a(question: str) -> Callable[..., Any]:
 _UNARY = (
     *("call", "iter", "len", "next", "reversed", "str", "repr", "bool", "int", "float", "complex"),
     *("abs", "round", "neg", "pos", "invert", "index", "getitem", "setitem", "delitem"),
-    *("contains", "hash", "dir", "getattr", "setattr", "delattr"),
+    *("hash", "dir", "getattr", "setattr", "delattr"),
 )
 _BINARY = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "xor", "lshift"),
@@ -106,13 +108,23 @@ class Proxy(_Asks):
             return self._link.ask("eq", self, other) is True
         if self._tree["plain"] is None:
             return False
-        now = self._link.ask_tree("itself", self)["plain"]
-        return bool(decode(now, self._link.meet) == other)
+        return bool(self._plain_now() == other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     __hash__ = _unary("hash")  # An equality of its own would take it away.
+
+    def __contains__(self, item: object) -> bool:
+        """Looks through its items: an object could claim to hold everything."""
+        if isinstance(item, Proxy):
+            return self._link.ask("contains", self, item) is True
+        if self._tree["plain"] is not None:
+            return item in self._plain_now()
+        return any(each is item or each == item for each in self._link.ask("iter", self))
+
+    def _plain_now(self) -> Any:
+        return self._link.decode(self._link.ask_tree("itself", self)["plain"])
 
     def __enter__(self) -> Any:
         return self._link.ask("enter", self)
@@ -130,6 +142,8 @@ class Link:
         self._proxies: dict[int, Any] = {}
         self._callbacks: list[Callable[..., Any]] = []
         self.names: dict[str, Any] = {}
+        self.on_first_ask: Callable[[], None] | None = None
+        """Is called before the first question: the program has a part in what comes after."""
 
     def load(self) -> None:
         """Waits until the program has run; raises what it raised."""
@@ -146,7 +160,7 @@ class Link:
 
     def ask(self, action: str, *args: Any, **kwargs: Any) -> Any:
         """Returns what the program answers; raises what it raised."""
-        return self._decode(self._ask(action, args, kwargs))
+        return self.decode(self._ask(action, args, kwargs))
 
     def ask_tree(self, action: str, *args: Any) -> Any:
         """Returns the answer as it came, where it is an object's."""
@@ -155,7 +169,17 @@ class Link:
             raise ProgramGone("forged")
         return tree
 
+    def decode(self, tree: Any) -> Any:
+        """Returns the value of a tree that the program sent; one that is none ends it."""
+        try:
+            return decode(tree, self.meet)
+        except Exception as error:
+            raise ProgramGone("forged") from error
+
     def _ask(self, action: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.on_first_ask is not None:
+            self.on_first_ask()
+            self.on_first_ask = None
         self._send({"do": action, "args": self._encode(list(args)), "kwargs": self._encode(kwargs)})
         answer = self._answer()
         if action == "call":
@@ -175,7 +199,7 @@ class Link:
 
     def _write_back(self, given: tuple[Any, ...], tree: Any) -> None:
         """Changes the caller's arguments as the program changed its copies."""
-        after = self._decode(tree)
+        after = self.decode(tree)
         if type(after) is dict:
             after = list(after.values())
         for old, new in zip(given, after or (), strict=False):
@@ -184,7 +208,7 @@ class Link:
     def _call_back(self, message: dict[str, Any]) -> None:
         try:
             function = self._callbacks[message["callback"]]
-            args, kwargs = self._decode(message["args"]), self._decode(message["kwargs"])
+            args, kwargs = self.decode(message["args"]), self.decode(message["kwargs"])
         except (LookupError, TypeError, ValueError) as error:
             raise ProgramGone("forged") from error
         try:
@@ -195,14 +219,14 @@ class Link:
         self._send(reply)
 
     def _exception(self, answer: dict[str, Any]) -> BaseException:
-        kind = self._decode(answer["error"])
-        args = self._decode(answer.get("args"))
+        kind = self.decode(answer["error"])
+        args = self.decode(answer.get("args"))
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
             raise ProgramGone("exit_code")
         try:
             error = kind(*args)
         except Exception:
-            error = kind.__new__(kind, *args)
+            error = _unmade(kind, args)
         error.__dict__["_from_program"] = True
         return error
 
@@ -216,7 +240,9 @@ class Link:
     def _stand_in(self, tree: dict[str, Any]) -> Any:
         if "exception" not in tree:
             return Proxy(self, tree)
-        base = getattr(builtins, str(tree["exception"]), Exception)
+        base = getattr(builtins, str(tree["exception"]), None)
+        if not (isinstance(base, type) and issubclass(base, BaseException)):
+            raise ValueError(f"{tree['exception']} is no exception")
         if tree["name"] == base.__name__:
             return base
         own = {"__init__": lambda self, *args: None, "_tree": {"o": tree["o"]}}
@@ -235,12 +261,6 @@ class Link:
             self._callbacks.append(value)
             return {"callback": len(self._callbacks) - 1, "of": "checker"}
         raise Unsupported(f"a test passes a {type(value).__name__} to the program")
-
-    def _decode(self, tree: Any) -> Any:
-        try:
-            return decode(tree, self.meet)
-        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
-            raise ProgramGone("forged") from error
 
     def _send(self, message: Any) -> None:
         line = (dumps(message) + "\n").encode()
@@ -266,6 +286,14 @@ class Link:
         return message
 
 
+def _unmade(kind: type[Exception], args: Any) -> Exception:
+    """Returns an exception of a kind that takes other arguments than those it ended up with."""
+    try:
+        return kind.__new__(kind, *args)
+    except Exception as error:
+        raise ProgramGone("forged") from error
+
+
 def _update(old: Any, new: Any) -> None:
     if not isinstance(old, _CHANGEABLE) or type(old) is not type(new) or old == new:
         return
@@ -278,29 +306,44 @@ def _update(old: Any, new: Any) -> None:
 
 
 def main() -> None:
-    """Runs the tests that standard input holds; writes a line before, one per test, one after."""
+    """Runs the tests that standard input holds, and writes a line for each step and each test.
+
+    What the tests print goes nowhere: it can be long, and be the program's.
+    """
     request = loads(sys.stdin.readline())
     verdicts = os.dup(1)
-    os.dup2(2, 1)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    builtins.__dict__.update(exit=sys.exit, quit=sys.exit)  # What `site` would have brought.
 
     def say(**line: Any) -> None:
         os.write(verdicts, (dumps(line) + "\n").encode())
 
-    link = Link(SOCKET)
     try:
-        link.load()
-        cases = list(_cases(request, link))
-        say(tests=len(cases))
-        for _, case in cases:
-            link.begin_test(request["cpu_s"])
-            say(**_outcome(case))
-        say(done=True)
+        _run(request, Link(SOCKET), say)
     except ProgramGone as gone:
         say(gone=str(gone))
     except Unsupported as error:
         say(unsupported=str(error))
     except Exception as error:
         say(failed=type(error).__name__, in_program=hasattr(error, "_from_program"))
+
+
+def _run(request: dict[str, Any], link: Link, say: Callable[..., None]) -> None:
+    try:
+        link.load()
+        namespace = names_for_tests(request, link)
+    except Exception as error:  # So far only what the program sent was read.
+        say(failed=type(error).__name__, in_program=True)
+        return
+    say(loaded=True)
+    link.on_first_ask = lambda: say(asked=True)
+    cases = list(_cases(request, link, namespace))
+    say(tests=len(cases))
+    for _, case in cases:
+        link.begin_test(request["cpu_s"])
+        say(**_outcome(case))
+    say(done=True)
 
 
 def _outcome(case: Callable[[], object]) -> dict[str, Any]:
@@ -312,14 +355,15 @@ def _outcome(case: Callable[[], object]) -> dict[str, Any]:
         if hasattr(error, "_from_program"):
             return {"passed": False, "error": type(error).__name__}
         raise Unsupported(f"the tests import {error.name}, which is not there") from error
+    except SystemExit as end:  # Tests that are a script say so that they have failed.
+        return {"passed": end.code in (None, 0), "error": "SystemExit"}
     except Exception as error:
         return {"passed": False, "error": type(error).__name__}
     return {"passed": True}
 
 
-def _cases(request: dict[str, Any], link: Link) -> Iterator[Case]:
+def _cases(request: dict[str, Any], link: Link, namespace: dict[str, Any]) -> Iterator[Case]:
     """Yields the tests in order; setup runs before the first."""
-    namespace = names_for_tests(request, link)
     if request["setup"]:
         exec(compile(request["setup"], "setup", "exec"), namespace)
     if request["asserts"] is not None:
@@ -332,24 +376,32 @@ def _cases(request: dict[str, Any], link: Link) -> Iterator[Case]:
 
 def _module_cases(request: dict[str, Any], link: Link, namespace: dict[str, Any]) -> Iterator[Case]:
     collect: Any = __import__("rewards.code_collect", fromlist=["cases"])
-    sys.modules["pytest"] = collect.Pytest()
+    collect.prepare(request["module"])
     code = compile(request["module"], "tests", "exec")
     entry = request["entry_point"]
+    before = dict(namespace)
     try:
         exec(code, namespace)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # No test is known yet: the module is the one that failed.
         yield "module", _raiser(error)
         return
-    if entry and callable(namespace.get("check")):
-        yield "check", lambda: namespace["check"](link.get_global(entry))
+    # A program may call something `check` or `test_this` too.
+    own = {
+        name: each
+        for name, each in namespace.items()
+        if name not in before or before[name] is not each
+    }
+    if entry and callable(own.get("check")):
+        yield "check", lambda: own["check"](link.get_global(entry))
         return
-    yield from collect.cases(namespace)
-    if not any(name[:4] in ("test", "Test") for name in namespace):
+    found = list(collect.cases(own))
+    yield from found
+    if not found and not any(name[:4] in ("test", "Test") for name in own):
         yield "module", lambda: None
 
 
-def _raiser(error: Exception) -> Callable[[], None]:
+def _raiser(error: BaseException) -> Callable[[], None]:
     def fail() -> None:
         raise error
 
@@ -365,7 +417,9 @@ def names_for_tests(request: dict[str, Any], link: Link) -> dict[str, Any]:
     entry = request["entry_point"]
     module = type(sys)(MODULE)
     for name, tree in link.names.items():
-        value = _own_module(tree) if _is_module(tree) else decode(tree, link.meet)
+        value = _own_module(tree) if _is_module(tree) else link.decode(tree)
+        if name in _JUDGES and name != entry:
+            value = __import__(name)
         if value is None and tree is not None:
             continue
         setattr(module, name, value)
@@ -383,7 +437,11 @@ def _is_module(tree: Any) -> bool:
     return type(tree) is dict and "module" in tree
 
 
-def _own_module(tree: dict[str, Any]) -> Any:
+def _own_module(tree: Any) -> Any:
     name = str(tree["module"])
-    top = name.partition(".")[0]
-    return __import__(name, fromlist=["*"]) if top in sys.stdlib_module_names else None
+    if name.partition(".")[0] not in sys.stdlib_module_names or "__main__" in name:
+        return None
+    try:
+        return __import__(name, fromlist=["*"])
+    except (Exception, SystemExit):  # The program made one up, or one that needs a screen.
+        return None

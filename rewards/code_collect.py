@@ -17,14 +17,29 @@ if TYPE_CHECKING:
 
 _DEFAULT_RELATIVE, _DEFAULT_ABSOLUTE = 1e-6, 1e-12
 _FUNCTION = type(lambda: None)
+_NEVER_RUN = 0x20 | 0x80 | 0x200
+"""Flags of generators, coroutines and both: a call of one does nothing, and would pass."""
 Case = tuple[str, "Callable[[], object]"]
 
 
+def prepare(module: str) -> None:
+    """Makes ready for the source of a module of tests: it finds our pytest, and runs nothing."""
+    sys.modules["pytest"] = Pytest()  # pyright: ignore[reportArgumentType]
+    if "unittest" in module:
+        __import__("unittest").main = lambda *_, **__: None
+
+
 def cases(namespace: dict[str, Any]) -> Iterator[Case]:
-    """Yields every test of a module that has run, in the order of the module."""
-    # Only what the tests define: an object of the program would answer to any name.
+    """Yields every test of a module that has run, in the order of the module.
+
+    Args:
+        namespace: what the tests define; an object of the program would answer to any name.
+    """
     functions = {name: each for name, each in namespace.items() if type(each) is _FUNCTION}
     fixtures = {name: each for name, each in functions.items() if hasattr(each, "_fixture")}
+    hooks = functions.keys() & {"setup_module", "setup_function"}
+    if hooks:
+        raise Unsupported(f"the tests use {min(hooks)}")
     for name, value in list(namespace.items()):
         if issubclass(type(value), type):
             yield from _class_cases(name, value, fixtures)
@@ -33,7 +48,9 @@ def cases(namespace: dict[str, Any]) -> Iterator[Case]:
 
 
 def _class_cases(name: str, kind: type, fixtures: dict[str, Any]) -> Iterator[Case]:
-    methods = [each for each in dir(kind) if each.startswith("test")]
+    methods = [
+        each for each in dir(kind) if each.startswith("test") and callable(getattr(kind, each))
+    ]
     if "unittest" in sys.modules and issubclass(kind, sys.modules["unittest"].TestCase):
         for method in methods:
             yield f"{name}.{method}", lambda method=method: _run_unittest(kind, method)
@@ -47,26 +64,26 @@ def _class_cases(name: str, kind: type, fixtures: dict[str, Any]) -> Iterator[Ca
 
 def _bound(kind: type, method: str) -> Any:
     instance: Any = kind()
-    setup = getattr(instance, "setup_method", None)
-    if setup is not None:
-        setup(*[None] * (setup.__code__.co_argcount - 1))
+    for hook in ("setup_class", "setup_method"):
+        setup = getattr(instance, hook, None)
+        if setup is not None:
+            setup(*[None] * (setup.__code__.co_argcount - 1))
     return getattr(instance, method)
 
 
-def _run_unittest(kind: type, method: str) -> None:
+def _run_unittest(kind: Any, method: str) -> None:
+    raised: list[BaseException] = []
+
+    def note(*told: Any) -> None:
+        if told[-1] is not None:
+            raised.append(told[-1][1])
+
     result: Any = sys.modules["unittest"].TestResult()
-    case: Any = kind
-    case(method).run(result)
-    for _, text in result.errors:
-        raise _named(text)
-    if result.failures:
-        raise AssertionError(result.failures[0][1])
-
-
-def _named(trace: str) -> Exception:
-    """Returns an exception that is called what the last line of a traceback says."""
-    name = trace.strip().rpartition("\n")[2].partition(":")[0].rpartition(".")[2]
-    return type(name or "Exception", (Exception,), {})()
+    result.addError = result.addFailure = result.addSubTest = note
+    kind.setUpClass()
+    kind(method).run(result)
+    if raised:
+        raise raised[0]
 
 
 def _function_cases(
@@ -74,6 +91,8 @@ def _function_cases(
 ) -> Iterator[Case]:
     if getattr(function, "_skipped", False):
         return
+    if function.__code__.co_flags & _NEVER_RUN:
+        raise Unsupported(f"the test {name} is a coroutine or a generator")
     for index, arguments in enumerate(_parametrized(function)):
 
         def run(arguments: dict[str, Any] = arguments) -> None:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from rewards.code_compare import same_output, same_value
 from rewards.code_harness import PROGRAM
-from rewards.code_tests import CallTest, CheckerTests, StdinTest, entry_name
+from rewards.code_tests import CallTest, CheckerTests, StdinTest, entry_name, free_names
 from rewards.contract import (
     Program,
     ProgramResult,
@@ -35,6 +35,9 @@ _LIMIT_WORDS = {
     "signal": "signal",
 }
 _OF_LIMITS = ("timeout", "memory", "output_limit")
+_UTF8_BYTES = 4
+_ANSWER_CHARACTERS = 32
+"""Around the value of an answer to a call."""
 _RAISED = re.compile(r"^(?:\w+\.)*(\w+)(?::.*)?$")
 _REASON_CHARACTERS = 60
 # A whole program runs as the main module, with the names that `site` would have brought.
@@ -64,7 +67,7 @@ class JudgeConfig(ScorerConfig):
     """Backstop: whoever reaches it has met a machine too busy to judge, and gets no verdict."""
     memory_bytes: Annotated[int, Field(ge=32 << 20)] = 1 << 30
     output_bytes: Annotated[int, Field(gt=0)] = 1 << 20
-    """Of standard output and of standard error, each."""
+    """Of standard output and of standard error, each, beyond what the right answer takes."""
     file_bytes: Annotated[int, Field(gt=0)] = 64 << 20
     """Of all files that the program writes."""
     processes: Annotated[int, Field(gt=0)] = 32
@@ -125,7 +128,7 @@ def run_checker(source: str, tests: CheckerTests, config: JudgeConfig, sandbox: 
         limits=_limits(config, num_tests=_QUESTIONING * max(num_tests, 1)),
     )
     try:
-        outcomes, total = _checked_outcomes(program, checker)
+        outcomes, total = _checked_outcomes(tests, program, checker)
     except _NoVerdict as none:
         return none.score
     return _verdict(outcomes, total, config)
@@ -164,8 +167,11 @@ def _verdict(outcomes: Sequence[Outcome], num_tests: int, config: JudgeConfig) -
 
 
 def _stdin_outcome(source: str, test: StdinTest, config: JudgeConfig, sandbox: Sandbox) -> Outcome:
-    program = Program({PROGRAM: source, "start.py": _START}, _COMMAND, test.stdin)
-    result = sandbox.run(program, limits=_limits(config, num_tests=1))
+    # Python reads a line end of Windows as a character of the line; no data set means that.
+    stdin = test.stdin.replace("\r\n", "\n")
+    program = Program({PROGRAM: source, "start.py": _START}, _COMMAND, stdin)
+    limits = _limits(config, num_tests=1, right_characters=len(test.stdout))
+    result = sandbox.run(program, limits=limits)
     failure = _failure(result)
     if failure is not None:
         return failure
@@ -180,7 +186,9 @@ def _call_outcomes(
     asked = {"cpu_s": config.cpu_s, "tests": [_question(test) for test in tests]}
     files = {PROGRAM: source, **_shipped("code_harness", "call")}
     program = Program(files, _COMMAND, dumps(asked) + "\n")
-    result = sandbox.run(program, limits=_limits(config, num_tests=len(tests)))
+    right = sum(len(dumps(test.expected)) + _ANSWER_CHARACTERS for test in tests)
+    limits = _limits(config, num_tests=len(tests), right_characters=right)
+    result = sandbox.run(program, limits=limits)
     outcomes: list[Outcome] = []
     # What follows the last line end was never finished.
     for test, line in zip(tests, result.stdout.split("\n")[:-1], strict=False):
@@ -216,7 +224,9 @@ def _call_outcome(test: CallTest, line: str, config: JudgeConfig) -> Outcome:
     return None if same else _WRONG
 
 
-def _checked_outcomes(program: ProgramResult, checker: ProgramResult) -> tuple[list[Outcome], int]:
+def _checked_outcomes(
+    tests: CheckerTests, program: ProgramResult, checker: ProgramResult
+) -> tuple[list[Outcome], int]:
     """Returns the outcomes that the checker wrote, and how many tests there are.
 
     Raises:
@@ -232,18 +242,24 @@ def _checked_outcomes(program: ProgramResult, checker: ProgramResult) -> tuple[l
     if "unsupported" in said:
         raise _NoVerdict("grader_error", said["unsupported"])
     if not said.get("done"):
-        outcomes.append(_unfinished(said, program, checker))
+        outcomes.append(_unfinished(said, tests, program, checker))
     total = max(said.get("tests", 1), len(outcomes))
     if said.get("tests") == 0:
         raise _NoVerdict("grader_error", "the test code holds no test that can be found")
     return outcomes, total
 
 
-def _unfinished(said: Mapping[str, Any], program: ProgramResult, checker: ProgramResult) -> str:
-    """Returns why the tests did not come to their end, if that is the program's doing."""
+def _unfinished(
+    said: Mapping[str, Any], tests: CheckerTests, program: ProgramResult, checker: ProgramResult
+) -> str:
+    """Returns why the tests did not come to their end, if that is the program's doing.
+
+    What befalls the tests once they have asked the program is its doing: it chose the values that
+    they work on, and a program that could end its own tests would go ungraded.
+    """
     failure = _failure(program)
     if "failed" in said:
-        if said["in_program"]:
+        if said["in_program"] or _hangs_on_program(said["failed"], tests):
             return _exception(said["failed"])
         raise _NoVerdict("grader_error", f"the setup of the tests raised {said['failed']}")
     if said.get("gone") == "ended":
@@ -252,9 +268,18 @@ def _unfinished(said: Mapping[str, Any], program: ProgramResult, checker: Progra
         return str(said["gone"])
     if checker.killed_by == "asleep" or failure in _OF_LIMITS:
         return failure if failure in _OF_LIMITS else "timeout"
-    if checker.killed_by in ("cpu", "memory", "output", "wall"):
+    if checker.killed_by == "wall":
+        raise _NoVerdict("grader_timeout", "the machine is too busy: the wall limit was reached")
+    if checker.killed_by is not None and ("asked" in said or "loaded" not in said):
+        return f"tests_{_LIMIT_WORDS[checker.killed_by]}"
+    if checker.killed_by in _LIMIT_WORDS and checker.killed_by != "signal":
         raise _NoVerdict("grader_timeout", f"the tests themselves: {checker.killed_by} limit")
     raise _NoVerdict("grader_error", f"the checker of the tests ended: {_last_line(checker)}")
+
+
+def _hangs_on_program(raised: str, tests: CheckerTests) -> bool:
+    """Whether a setup that raised works on names of the program: then it is not broken itself."""
+    return raised != "ModuleNotFoundError" and bool(free_names(tests.setup))
 
 
 def _failed_test(error: str | None) -> str:
@@ -291,14 +316,14 @@ def _last_line(result: ProgramResult) -> str:
     return result.stderr.strip().rpartition("\n")[2]
 
 
-def _limits(config: JudgeConfig, *, num_tests: int) -> SandboxLimits:
+def _limits(config: JudgeConfig, *, num_tests: int, right_characters: int = 0) -> SandboxLimits:
     cpu_s = min(config.cpu_s * max(num_tests, 1), max(config.total_cpu_s, config.cpu_s))
     return SandboxLimits(
         cpu_s=cpu_s,
         asleep_s=config.cpu_s,
         wall_s=config.wall_s,
         memory_bytes=config.memory_bytes,
-        output_bytes=config.output_bytes,
+        output_bytes=config.output_bytes + _UTF8_BYTES * right_characters,
         file_bytes=config.file_bytes,
         processes=config.processes,
     )

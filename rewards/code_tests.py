@@ -3,7 +3,7 @@
 import ast
 import builtins
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -86,6 +86,23 @@ def entry_name(tests: CheckerTests) -> str | None:
     # task may be about a function called sum, and then it is the innermost that they call.
     own = [name for name in called if not hasattr(builtins, name)]
     return next(iter(own or called[::-1]), None)
+
+
+def free_names(code: str) -> set[str]:
+    """Returns the names that code uses and neither binds nor finds among the builtins."""
+    used, bound = set[str](), set(dir(builtins))
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif isinstance(node, ast.alias):
+            bound.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            bound.add(node.name)
+    return used - bound
 
 
 def split_asserts(tests: CheckerTests, *, any_expression: bool) -> Sequence[CallTest] | None:
@@ -230,9 +247,20 @@ def _module(row: _Row, extra: _Row) -> CheckerTests:
     defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     if "check" in defined and entry is None and not any(n.startswith("test") for n in defined):
         raise BadTests("the test code defines check(candidate), and no entry_point names it")
-    if not any(isinstance(node, ast.Assert | ast.With | ast.Call) for node in ast.walk(tree)):
+    if not any(isinstance(node, ast.Assert | ast.With | ast.Call) for node in _that_runs(tree)):
         raise BadTests("the test code checks nothing")
     return CheckerTests(None, code, setup_code(row, extra), entry)
+
+
+def _that_runs(module: ast.Module) -> Iterator[ast.AST]:
+    """Yields the nodes of a module's tests: no other function is called, and no main block runs."""
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            runs = node.name.startswith("test") or node.name == "check"
+        else:
+            runs = not isinstance(node, ast.If) or "__name__" not in ast.unparse(node.test)
+        if runs:
+            yield from ast.walk(node)
 
 
 def setup_code(row: _Row, extra: _Row) -> str:

@@ -25,6 +25,8 @@ WORK = "/tmp/work"
 """The folder of a program's files, on its private tmpfs."""
 
 _SHARED_MEMORY_BYTES = 1 << 20
+_INODE_BYTES = 1 << 10
+"""Of the kernel's memory for a file or folder, even an empty one: a program can make millions."""
 _END_POLL_S, _END_LIMIT_S = 0.001, 10.0
 _ROOT_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/libx32", "/lib64")
 
@@ -123,7 +125,7 @@ class BubblewrapSandbox:
             *("--size", str(_SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
             *("--size", str(limits.file_bytes), "--tmpfs", "/tmp", "--dir", WORK),
             *chain(*(("--file", str(fd), name) for fd, name in enumerate(paths, FIRST_FILE))),
-            *("--remount-ro", "/", "--chdir", WORK, "--clearenv"),
+            *("--remount-ro", "/proc", "--remount-ro", "/", "--chdir", WORK, "--clearenv"),
             *("--setenv", "HOME", WORK),
             *chain(*(("--setenv", name, value) for name, value in ENVIRONMENT.items())),
             "--",
@@ -143,6 +145,7 @@ class _Namespace:
         self._info = info
         self._first = -1
         self._proc = -1
+        self._files = -1
 
     def opened(self) -> None:
         """Finds the first process of the namespace: its death is the death of all."""
@@ -150,6 +153,7 @@ class _Namespace:
         # A process's folder also stands for it where a signal is sent.
         self._first = os.open(str(child), os.O_DIRECTORY, dir_fd=self._all)
         self._proc = os.open("root/proc", os.O_DIRECTORY, dir_fd=self._first)
+        self._files = os.open("root/tmp", os.O_DIRECTORY, dir_fd=self._first)
 
     def uses(self) -> dict[int, ProcessUse]:
         uses: dict[int, ProcessUse] = {}
@@ -166,6 +170,10 @@ class _Namespace:
                 total += sum(int(line.split()[1]) << 10 for line in lines if line[:4] == b"Pss:")
         return total
 
+    def kernel_bytes(self) -> int:
+        found = os.fstatvfs(self._files)
+        return (found.f_files - found.f_ffree) * _INODE_BYTES
+
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             if self._first >= 0:
@@ -180,7 +188,7 @@ class _Namespace:
         deadline = time.monotonic() + _END_LIMIT_S
         while self._first >= 0 and self._lives() and time.monotonic() < deadline:
             time.sleep(_END_POLL_S)
-        for fd in (self._info, self._first, self._proc):
+        for fd in (self._info, self._first, self._proc, self._files):
             if fd >= 0:
                 os.close(fd)
 

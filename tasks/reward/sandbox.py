@@ -148,6 +148,9 @@ class _Tree:
                 total += psutil.Process(pid).memory_full_info().pss
         return total
 
+    def kernel_bytes(self) -> int:
+        return 0
+
     def kill(self) -> None:
         for pid in self._pids():
             with contextlib.suppress(ProcessLookupError):

@@ -1,15 +1,18 @@
 """The system calls that no program of a sandbox may make, as the filter that bubblewrap installs.
 
-Two kinds: those that take memory which no limit counts (memfd_create and System V's objects), and
-those that no honest program needs and whose bugs are how sandboxes are left.
+Three kinds: those that take memory which no limit counts (memfd_create and System V's objects),
+those by which a program would let others run before it until no clock but the wall's ends it, and
+those that no honest program needs and whose bugs are how sandboxes are left. Of sockets there are
+the common families only: others, as that between virtual machines, know no network namespaces.
 """
 
 import errno
 import platform
+import socket
 import struct
 
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
-_NUMBER_OFFSET, _ARCHITECTURE_OFFSET = 0, 4
+_NUMBER_OFFSET, _ARCHITECTURE_OFFSET, _FIRST_ARGUMENT_OFFSET = 0, 4, 16
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _X32 = 0x40000000
 """From here on, x86-64 numbers its calls a second time."""
@@ -29,6 +32,12 @@ _REFUSED = {
     "add_key": (248, 217),
     "request_key": (249, 218),
     "keyctl": (250, 219),
+    "setpriority": (141, 140),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
+    "sched_setaffinity": (203, 122),
+    "ioprio_set": (251, 30),
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
@@ -49,6 +58,10 @@ _REFUSED = {
     "finit_module": (313, 273),
     "delete_module": (176, 106),
 }
+# These two take a family first.
+_SOCKETS = {"socket": (41, 198), "socketpair": (53, 199)}
+_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, 16)
+"""The last is AF_NETLINK, in which the addresses of a name are looked up."""
 
 
 def refusing_filter() -> bytes | None:
@@ -61,14 +74,20 @@ def refusing_filter() -> bytes | None:
         return None
     column = list(_ARCHITECTURES).index(machine)
     numbers = [pair[column] for pair in _REFUSED.values()]
-    refuse_at = len(numbers) + 5
+    takes_family = [pair[column] for pair in _SOCKETS.values()]
+    family_at = 4 + len(numbers) + len(takes_family) + 1
+    refuse_at = family_at + 1 + len(_FAMILIES)
     steps = [
         (_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
         (_JUMP_EQUAL, 0, refuse_at - 2, _ARCHITECTURES[machine]),
         (_LOAD, 0, 0, _NUMBER_OFFSET),
         (_JUMP_AT_LEAST, refuse_at - 4, 0, _X32),
-        *((_JUMP_EQUAL, refuse_at - at - 1, 0, number) for at, number in enumerate(numbers, 4)),
-        (_RETURN, 0, 0, _ALLOW),
-        (_RETURN, 0, 0, _ERRNO | errno.EPERM),
     ]
+    steps += [(_JUMP_EQUAL, refuse_at - at - 1, 0, n) for at, n in enumerate(numbers, 4)]
+    first = 4 + len(numbers)
+    steps += [(_JUMP_EQUAL, family_at - at - 1, 0, n) for at, n in enumerate(takes_family, first)]
+    steps += [(_RETURN, 0, 0, _ALLOW), (_LOAD, 0, 0, _FIRST_ARGUMENT_OFFSET)]
+    first = family_at + 1
+    steps += [(_JUMP_EQUAL, refuse_at - at, 0, int(f)) for at, f in enumerate(_FAMILIES, first)]
+    steps += [(_RETURN, 0, 0, _ERRNO | errno.EPERM), (_RETURN, 0, 0, _ALLOW)]
     return b"".join(struct.pack("=HBBI", *step) for step in steps)

@@ -19,7 +19,9 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _POLL_S = 0.05
 # A round that came late says little of what happened since: it is charged as a short one.
 _MAX_CHARGED_S = 2 * _POLL_S
-_BUSY_SHARE = 0.1
+_BLOCKED_SHARE = 0.1
+"""Of a second that counts as sleep where nobody wants a processor, but one waits for a disk or for
+us to read: an honest program does so briefly, and one that never ends must not reach the wall."""
 _CHUNK_BYTES = 1 << 16
 _GRACE_S = 1.0
 _START_LIMIT_S = 60.0
@@ -34,7 +36,9 @@ class ProcessUse:
     children_cpu_s: float
     resident_bytes: int
     wants_cpu: bool
-    """One of its threads runs, waits for a processor or for a disk: it does not sleep."""
+    """One of its threads runs or waits for a processor: it does not sleep."""
+    blocked: bool
+    """One of its threads waits for a disk, or in the kernel for something else."""
 
 
 class Processes(Protocol):
@@ -50,6 +54,10 @@ class Processes(Protocol):
 
     def shared_bytes(self) -> int:
         """Returns their memory with shared pages counted once: exact and slow."""
+        ...
+
+    def kernel_bytes(self) -> int:
+        """Returns what the kernel holds for their files beside the contents."""
         ...
 
     def kill(self) -> None:
@@ -87,6 +95,7 @@ class _Watched:
     status: int | None = None
     cpu_s: float = 0.0
     seen_cpu_s: dict[int, float] = field(default_factory=dict[int, float])
+    uses: Mapping[int, ProcessUse] = field(default_factory=dict[int, ProcessUse])
     killed_by: KilledBy | None = None
 
     def kill(self, reason: KilledBy) -> None:
@@ -105,7 +114,8 @@ def watch(
 
     A program is ended when its processes together exceed CPU seconds, memory or output, when all
     programs have slept for `asleep_s` in total, or at the wall backstop. A busy machine makes no
-    program sleep: who waits for a processor is not asleep.
+    program sleep: who waits for a processor is not asleep. Who has slept for most of the time until
+    the backstop was not kept from running, and is ended for that.
 
     Args:
         programs: behind their gates; their descriptors are closed here.
@@ -141,6 +151,8 @@ class _Watch:
         self._selector = selector
         self._until = until
         self._asleep_s = 0.0
+        self._idle_s = 0.0
+        self._measuring_s = 0.0
         self._moved = False
         self._killing = math.inf
         for each in watched:
@@ -218,18 +230,29 @@ class _Watch:
         if time.monotonic() > self._killing:
             for each in living:
                 each.kill("signal")
-        awake, self._moved = self._moved, False
-        for each in living:
-            awake = self._count(each, elapsed_s) or awake
-        if not awake:
-            self._asleep_s += min(elapsed_s, _MAX_CHARGED_S)
+        # The last look is why this one is late, if it took long: no program shall gain by that.
+        known_s = min(elapsed_s, _MAX_CHARGED_S + self._measuring_s)
+        self._measuring_s = 0.0
+        worked_s = sum(self._count(each) for each in living)
+        self._charge_sleep(known_s - worked_s, living)
         if self._asleep_s > self._limits.asleep_s or wall_s > self._limits.wall_s:
+            asleep = self._asleep_s > self._limits.asleep_s or self._idle_s > wall_s / 2
             for each in living:
-                each.kill("asleep" if self._asleep_s > self._limits.asleep_s else "wall")
+                each.kill("asleep" if asleep else "wall")
 
-    def _count(self, each: _Watched, elapsed_s: float) -> bool:
-        """Returns whether the program was awake since the last look."""
-        uses = each.confined.processes.uses()
+    def _charge_sleep(self, idle_s: float, living: Sequence[_Watched]) -> None:
+        """Charges time in which the programs did not work, if they did not want to."""
+        moved, self._moved = self._moved, False
+        uses = [use for each in living for use in each.uses.values()]
+        if idle_s <= 0 or any(use.wants_cpu for use in uses):
+            return
+        self._idle_s += idle_s
+        blocked = moved or any(use.blocked for use in uses)
+        self._asleep_s += idle_s * (_BLOCKED_SHARE if blocked else 1.0)
+
+    def _count(self, each: _Watched) -> float:
+        """Returns the CPU seconds of a program since the last look."""
+        uses = each.uses = each.confined.processes.uses()
         before = each.cpu_s
         each.seen_cpu_s |= {pid: use.cpu_s for pid, use in uses.items()}
         # Children that nobody waits for are in no parent's sum; those too short to be seen are.
@@ -238,11 +261,13 @@ class _Watch:
         if each.cpu_s > self._limits.cpu_s:
             each.kill("cpu")
         resident = sum(use.resident_bytes for use in uses.values())
-        limit = self._limits.memory_bytes
-        if resident > limit and each.confined.processes.shared_bytes() > limit:
+        limit = self._limits.memory_bytes - each.confined.processes.kernel_bytes()
+        began = time.monotonic()
+        over = resident > limit and each.confined.processes.shared_bytes() > limit
+        self._measuring_s += time.monotonic() - began
+        if over or limit < 0:
             each.kill("memory")
-        worked = each.cpu_s - before > _BUSY_SHARE * elapsed_s
-        return worked or any(use.wants_cpu for use in uses.values())
+        return each.cpu_s - before
 
 
 def discard(confined: Confined) -> None:
@@ -300,10 +325,11 @@ def read_use(stat: bytes, task_states: Callable[[], Sequence[bytes]]) -> Process
     """
     fields = stat[stat.rindex(b")") + 2 :].split()
     state, threads = fields[0], int(fields[17])
-    awake = state in b"RD" or (threads > 1 and any(each in b"RD" for each in task_states()))
+    states = [state, *(task_states() if threads > 1 and state != b"R" else ())]
     return ProcessUse(
         cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS,
         children_cpu_s=(int(fields[13]) + int(fields[14])) / _TICKS,
         resident_bytes=int(fields[21]) * _PAGE_BYTES,
-        wants_cpu=awake,
+        wants_cpu=b"R" in states,
+        blocked=b"D" in states,
     )

@@ -18,6 +18,7 @@ import pytest
 from rewards import code
 from rewards.contract import Program as Confined
 from rewards.contract import ProgramResult, RewardInput, Sandbox, SandboxLimits, Score
+from tasks.reward import bubblewrap
 from tasks.reward.contract import SandboxConfig
 from tasks.reward.sandbox import open_sandbox
 
@@ -81,6 +82,12 @@ REFUSED = [
     ("chroot", "import os; os.chroot('/tmp')"),
     ("memory_that_no_limit_counts", "import os; os.memfd_create('x')"),
     ("memory_that_outlives", "import ctypes; assert ctypes.CDLL(None).shmget(0, 9, 0o1600) >= 0"),
+    ("reach_the_hypervisor", "import socket; socket.socket(40, socket.SOCK_STREAM)"),
+    ("use_a_rare_family", "import socket; socket.socket(38, socket.SOCK_SEQPACKET)"),
+    ("be_slow_politely", "import os; os.nice(1)"),
+    ("run_when_nobody_does", "import os; os.sched_setscheduler(0, 5, os.sched_param(0))"),
+    ("choose_a_processor", "import os; os.sched_setaffinity(0, {0})"),
+    ("weigh_less_as_a_group", "open('/proc/self/autogroup', 'w').write('19')"),
     ("set_the_host_name", "import socket; socket.sethostname('mine')"),
     ("raise_its_limits", "import resource as r; r.setrlimit(r.RLIMIT_AS, (-1, -1))"),
     ("kill_the_first_process", "import os; os.kill(1, 9); os.kill(1, 0) or 1 / 0"),
@@ -283,6 +290,51 @@ def test_memory_is_bounded(sandbox: Sandbox, source: str, killed_by: str | None)
     result = run(sandbox, source, limits)
     assert result.killed_by == killed_by
     assert killed_by or "MemoryError" in result.stderr
+
+
+def test_millions_of_empty_files_are_memory(sandbox: Sandbox) -> None:
+    source = "n = 0\nwhile 1:\n    open(f'/tmp/{n}', 'w').close()\n    n += 1"
+    limits = SandboxLimits(cpu_s=60, asleep_s=60, memory_bytes=40 << 20)
+    assert run(sandbox, source, limits).killed_by == "memory"
+
+
+AWAKE = [
+    ("a_sign_now_and_then", "import time\nwhile 1: print(1, flush=True); time.sleep(.03)"),
+    (
+        "a_parent_that_waits_in_the_kernel",
+        "import ctypes, os, time\nclone = 220 if os.uname().machine == 'aarch64' else 56\n"
+        "if ctypes.CDLL(None).syscall(clone, 0x4011, 0, 0, 0, 0) == 0: time.sleep(99)",
+    ),
+    (
+        "a_little_work",
+        "import time\nwhile 1:\n    end = time.process_time() + .008\n"
+        "    while time.process_time() < end: pass\n    time.sleep(.04)",
+    ),
+]
+
+
+@pytest.mark.parametrize("source", [case[1] for case in AWAKE], ids=[case[0] for case in AWAKE])
+def test_looking_awake_does_not_lead_to_the_wall(sandbox: Sandbox, source: str) -> None:
+    limits = SandboxLimits(cpu_s=30, asleep_s=0.1, wall_s=90)
+    assert run(sandbox, source, limits).killed_by == "asleep"
+
+
+def test_memory_that_takes_long_to_count_does_not_stop_the_clock(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def count_for_long(_: object) -> int:
+        time.sleep(2)
+        return 0
+
+    monkeypatch.setattr(bubblewrap._Namespace, "shared_bytes", count_for_long)
+    source = "import os, time\na = bytearray(b'x') * (40 << 20)\nos.fork()\ntime.sleep(99)"
+    limits = SandboxLimits(asleep_s=3, memory_bytes=64 << 20, wall_s=40)
+    assert run(sandbox, source, limits).killed_by == "asleep"
+
+
+def test_who_sleeps_until_the_wall_was_not_kept_from_running(sandbox: Sandbox) -> None:
+    limits = SandboxLimits(asleep_s=100, wall_s=3)
+    assert run(sandbox, "import time; time.sleep(60)", limits).killed_by == "asleep"
 
 
 def test_huge_recursion_ends_the_program_only(sandbox: Sandbox) -> None:

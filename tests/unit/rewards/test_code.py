@@ -1,4 +1,5 @@
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,126 @@ def test_unusable_tests_are_named(answer: str | None, extra: dict, problem: str)
     found = code.check_gold(answer, extra, code.Config())
     assert found is not None
     assert problem in found
+
+
+F, RIGHT = "def f(n): return 0\n", "def f(n): return n * n\n"
+MODULE = {"test": "def test_f():\n    from solution import f\n    assert f(3) == 9"}
+NAMED = {**MODULE, "entry_point": "f"}
+SCRIPT = {"test": "from solution import f\nassert f(3) == 9"}
+
+
+def sends(line: str) -> str:
+    return f"import os, time\nos.write(3, {line!r}.encode() + b'\\n')\ntime.sleep(1)"
+
+
+def module(name: str) -> str:
+    return F + f"import types; m = types.ModuleType({name!r})"
+
+
+ESCAPES = [
+    ("own_check", F + "def check(c): pass", NAMED, "wrong_output"),
+    ("own_test", F + "def test_f(): pass", SCRIPT, "wrong_output"),
+    ("own_math", F + "class math: isclose = print", ["assert not math.isclose(f(3), 0)"],
+     "wrong_output"),
+    ("holds_everything", "class Z:\n    __contains__ = lambda *a: True\ndef f(n): return Z()",
+     {"test": "from solution import f\nassert 9 in f(3)"}, "exception TypeError"),
+    ("module_that_is_none", module("os.none"), MODULE, "wrong_output"),
+    ("module_that_ends_it", module("unittest.__main__"), MODULE, "wrong_output"),
+    ("module_with_a_screen", module("idlelib.idle"), MODULE, "wrong_output"),
+    ("deep", sends('{"x":' + "[" * 900 + "]" * 900 + "}"), MODULE, "forged"),
+    ("unhashable", sends('{"x":{"s":[[1]]}}'), MODULE, "forged"),
+    ("no_exception", sends('{"x":{"o":0,"exception":"eval","name":"eval"}}'), MODULE, "forged"),
+    ("no_class", sends('{"x":{"o":0,"exception":"__doc__","name":"x"}}'), MODULE, "forged"),
+    ("exception_that_cannot_be_made", sends('{"error":{"o":0,"exception":"ExceptionGroup",'
+     '"name":"ExceptionGroup"},"args":{"t":[]}}'), MODULE, "forged"),
+    ("huge_range", "def f(n): return range(10**12)",
+     {"test": "from solution import f\ndef test_f(): assert sum(f(3)) == 9"}, "tests_timeout"),
+    ("huge_print", "def f(n): return 'x' * (4 << 20)",
+     {"test": "from solution import f\ndef test_f():\n    print(f(3))\n    assert f(3) == 9"},
+     "wrong_output"),
+    ("huge_complaint", "def f(n): return 'x' * (4 << 20)",
+     {"test": "import sys\nfrom solution import f\ndef test_f():\n    sys.stderr.write(f(3))\n"
+      "    assert f(3) == 9"}, "tests_output_limit"),
+    ("script_that_exits", F, {"test": "import sys\nfrom solution import f\n"
+     "if f(3) != 9: sys.exit(1)"}, "exception SystemExit"),
+    ("setup_without_its_class", F,
+     {"test_list": ["assert f(r) == 9"], "test_setup_code": "r = Node(1)"}, "exception NameError"),
+    ("setup_with_another_class", F + "Node = 5",
+     {"test_list": ["assert f(r) == 9"], "test_setup_code": "r = Node(1)"}, "exception TypeError"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("source", "tests", "word"), [case[1:] for case in ESCAPES], ids=[case[0] for case in ESCAPES]
+)
+def test_no_program_passes_or_goes_ungraded_by_what_it_does_to_its_tests(
+    source: str, tests: object, word: str, sandbox: Sandbox
+) -> None:
+    score = code.score(item(source, tests), code.Config(cpu_s=1), sandbox)
+    assert (score.value, (score.reason or "").partition(" (test")[0]) == (0.0, word)
+
+
+UNITTEST = "import unittest\nfrom solution import f\nclass T(unittest.TestCase):\n"
+HONEST = [
+    ("own_test", RIGHT + "def test_f(): pass", SCRIPT),
+    ("set_up_once", RIGHT, {"test": UNITTEST + "    @classmethod\n    def setUpClass(cls): "
+     "cls.v = 9\n    def test_f(self): self.assertEqual(f(3), self.v)"}),
+    ("set_up_class", RIGHT, {"test": "from solution import f\nclass TestF:\n    test_data = [9]\n"
+     "    @classmethod\n    def setup_class(cls): cls.v = 9\n"
+     "    def test_f(self): assert f(3) == self.v"}),
+    ("main_without_a_guard", RIGHT,
+     {"test": UNITTEST + "    def test_f(self): self.assertEqual(f(3), 9)\nunittest.main()"}),
+    ("script_that_exits", RIGHT, {"test": "from solution import f\nassert f(3) == 9\nexit(0)"}),
+    ("holds_its_items", "class Z(list): pass\ndef f(n): return Z([n * n])",
+     {"test": "from solution import f\nassert 9 in f(3)\nassert 8 not in f(3)"}),
+    ("yields_its_items", "class Z:\n    def __iter__(self): yield 9\ndef f(n): return Z()",
+     {"test": "from solution import f\nassert 9 in f(3)\nassert 8 not in f(3)"}),
+    ("much_returned", "def f(n): return list(range(n))",
+     [{"fn": "f", "args": [300000], "expected": list(range(300000))}]),
+    ("much_printed", "print('x' * (3 << 20))", [{"stdin": "", "stdout": "x" * (3 << 20)}]),
+    ("line_ends_of_windows", "print(input() + input())",
+     [{"stdin": "1\r\n2\r\n", "stdout": "12\r\n"}]),
+    ("much_in_all", "def f(n): return 'é' * n",
+     [{"fn": "f", "args": [20000], "expected": "é" * 20000}] * 100),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("source", "tests"), [case[1:] for case in HONEST], ids=[case[0] for case in HONEST]
+)
+def test_a_right_program_passes(source: str, tests: object, sandbox: Sandbox) -> None:
+    assert code.score(item(source, tests), code.Config(), sandbox) == Score(1.0)
+
+
+@pytest.mark.parametrize(
+    ("test", "reason"),
+    [
+        ("import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n"
+         "        import nowhere\n        self.fail()", "the tests import nowhere"),
+        ("async def test_f():\n    assert False", "coroutine"),
+        ("def test_f():\n    yield 1 / 0\n    assert False", "generator"),
+        ("def setup_module(): pass\ndef test_f():\n    assert True", "setup_module"),
+        ("def verify():\n    assert False", "checks nothing"),
+        ("def run():\n    assert False\nif __name__ == '__main__':\n    run()", "checks nothing"),
+        ("while True: pass\nassert False", "the tests themselves: cpu limit"),
+    ],
+)  # fmt: skip
+def test_tests_that_would_not_run_give_no_verdict(test: str, reason: str, sandbox: Sandbox) -> None:
+    score = code.score(item(RIGHT, {"test": test}), code.Config(cpu_s=1), sandbox)
+    assert score.value is None
+    assert reason in (score.reason or "")
+
+
+def test_parts_count_tests_only(sandbox: Sandbox) -> None:
+    tests = {"test": UNITTEST + "    def test_f(self): self.assertEqual(f(3), 9)"}
+    assert code.score(item(F, tests), code.Config(partial=True), sandbox).value == 0.0
+
+
+def test_a_long_line_after_a_fence_takes_no_time() -> None:
+    began = time.process_time()
+    for middle in ("a", " ", "`", "` "):
+        assert code.program_text(RewardInput("```" + middle * 100_000 + "`"), code.Config()) is None
+    assert time.process_time() - began < 5
 
 
 class _Counting:
