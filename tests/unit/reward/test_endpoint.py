@@ -160,7 +160,7 @@ def test_patience_is_spent_once_and_not_for_every_request(service: Service, open
         (400, Refused),
         (413, Refused),
         (422, Refused),
-        (403, OSError),
+        (403, PermissionError),
         (404, OSError),
         (302, OSError),
     ],

