@@ -61,6 +61,11 @@ class BubblewrapSandbox:
         for slot in range(slots):
             self._slots.put(slot)
 
+    def death(self) -> str | None:
+        """Returns how the holder of all sandboxes ended, or None: whoever opened this may again."""
+        code = self._holder.process.poll()
+        return None if code is None else f"the holder of all sandboxes ended with {code}"
+
     def close(self) -> None:
         """Ends whatever still runs; safe to call twice."""
         self._holder.close()

@@ -54,6 +54,11 @@ class NamespaceHolder:
         """Ends the process and whatever still runs in its namespaces; safe to call twice."""
         self._stack.close()
 
+    @property
+    def process(self) -> "subprocess.Popen[bytes]":
+        """The process that started the idle one, and ends with it."""
+        return self._process
+
     def entering(self, slot: int) -> list[str]:
         """Returns the words before a command that run it in the namespaces.
 
@@ -90,6 +95,7 @@ class NamespaceHolder:
             )
         finally:
             os.close(told)
+        self._process = process
         self._stack.enter_context(process)  # Closes its pipes, which ends it, and reaps it.
         assert process.stdout is not None
         assert process.stderr is not None

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rewards.contract import RewardInput, Score
@@ -275,6 +276,25 @@ def test_a_record_says_which_model_graded(service: Service, workspace: Workspace
     with Grading(config, workspace=workspace) as grading:
         described = grading.describe(config)
     assert described == {"reward_model:small": f"{service.url} small"}
+
+
+def test_sandboxes_whose_holder_died_are_opened_again(workspace: Workspace) -> None:
+    part = RewardPart(kind="code", options={"whole": True})
+    config = RewardConfig(parts=[part], workers=1)
+    item = RewardInput("print(6 * 7)", extra={"tests": [{"stdin": "", "stdout": "42"}]})
+    with Grading(config, workspace=workspace) as grading:
+        ((before,),) = grading.grade([item], config=config)
+        holders = [
+            child
+            for child in psutil.Process().children()
+            if child.name() == "bwrap" and "--as-pid-1" in child.cmdline()
+        ]
+        for holder in holders:
+            holder.kill()
+            holder.wait()
+        ((after,),) = grading.grade([item], config=config)
+    assert len(holders) == 1
+    assert (before, after) == (Score(1.0), Score(1.0))
 
 
 def test_closing_ends_every_wait(service: Service, workspace: Workspace) -> None:
