@@ -4,9 +4,11 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from flows.limits import reward_here
 from flows.overrides import overridden_reward
+from rewards.contract import HOW_IT_IS_ASKED
 from storage.audit_findings import Tally
 from storage.experience import read_shard
 from storage.layout import EvalScope, StepScope
@@ -181,6 +183,9 @@ def audit_shard(
         )
         tally.counts["rewards left out"] += stored.num_rows
         return
+    if graders.trust:
+        config = asked_as_then(asked.config, shard.run)
+        asked = asked.model_copy(update={"config": config})
     engine = graders.grading(asked.config)
     found = regrade(
         asked,
@@ -206,6 +211,22 @@ def audit_shard(
                 examples=found.others if graders.overrides else found.others[:MAX_EXAMPLES],
             )
         )
+
+
+def asked_as_then(config: RewardConfig, run: RunRecord) -> RewardConfig:
+    """Returns the config with what requests leave out of how services are asked: the token."""
+    parts: list[dict[str, Any]] = run.config["reward"]["parts"]
+    manners = {
+        (part["kind"], part.get("name")): {
+            name: value for name, value in part["options"].items() if name in HOW_IT_IS_ASKED
+        }
+        for part in parts
+    }
+    completed = [
+        part.model_copy(update={"options": manners.get((part.kind, part.name), {}) | part.options})
+        for part in config.parts
+    ]
+    return config.model_copy(update={"parts": completed})
 
 
 def _vocabulary(store: ObjectStore, run: RunRecord) -> int | None:

@@ -13,7 +13,7 @@ from flows.verification import VerifyOptions, parse_steps, pick_steps, verify_ru
 from flows.verify_page import report_markdown
 from flows.verify_replay import Replayed
 from flows.verify_report import Report
-from flows.verify_shards import NOT_CHECKED, Shard
+from flows.verify_shards import NOT_CHECKED, Shard, asked_as_then
 from flows.verify_verdicts import promise_reports, replay_findings
 from storage.audit import ChainAudit, ChainRequest, audit_chain
 from storage.audit_findings import REPLAY, Tally
@@ -21,6 +21,7 @@ from storage.backends.local import LocalStore
 from storage.layout import StepScope, commit_key
 from storage.ledger import read_record
 from storage.signing import load_signer, new_key, public_path
+from tasks.reward.contract import RewardConfig
 from tasks.workspace import Workspace
 from tests.contract.complete_run import Head, next_step, write_fork, write_run
 from tests.unit.flows.test_cli import Command, rollbook
@@ -260,3 +261,14 @@ def test_a_page_says_of_how_many_steps_the_facts_were_computed_again(verify: Ver
     report = verify().model_copy(update={"level": "facts", "facts_of_steps": [2]})
     assert "facts: computed again for 1 step;" in report_markdown(report)
     assert "facts: computed again" not in report_markdown(verify())
+
+
+def test_a_service_is_asked_again_with_the_token_of_then(head: Head):
+    options = {"url": "http://judge", "rubric": "r"}
+    part = {"kind": "judge", "name": "kind words", "options": options}
+    recorded = RewardConfig.model_validate({"parts": [part, {"kind": "exact"}]})
+    stored = {**part, "options": {**options, "api_key_env": "KEY", "rubric": "another"}}
+    run = head.run.model_copy(update={"config": {"reward": {"parts": [stored]}}})
+    judge, exact = asked_as_then(recorded, run).parts
+    assert judge.options == {**options, "api_key_env": "KEY"}
+    assert exact == recorded.parts[1]
