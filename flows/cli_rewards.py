@@ -25,8 +25,9 @@ def rewards_check(
 ) -> None:
     """Grade every gold answer of a recipe's data sets, and some junk.
 
-    Golds must have the maximum and junk must not; exits 0 only then. Says which answers no grader
-    can read, what always giving the commonest answer would earn, and how fast grading is.
+    Golds must have the maximum, also in the form that the prompt asks for, and junk must not; exits
+    0 only then. Says which answers no grader can read, what always giving the commonest answer
+    would earn, and how fast grading is.
     """
     from flows.overrides import near_names, with_overrides
     from flows.recipes import RECIPES

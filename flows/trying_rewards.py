@@ -37,7 +37,7 @@ def check_recipe(
         Transient: the grading processes do not start.
     """
     rows = [
-        _row(row, domain=dataset.label)
+        _row(row, domain=dataset.label, system=config.prompts.system_prompt)
         for dataset in config.prompts.datasets
         for found in [read_rows(dataset)]
         for row in [*found.train, *(found.held_out or [])]
@@ -134,10 +134,12 @@ def _json_or_text(text: str) -> Any:
         raise ValueError("A value is nested too deeply to be read as JSON.") from error
 
 
-def _row(row: DataRow, *, domain: str) -> Row:
+def _row(row: DataRow, *, domain: str, system: str | None) -> Row:
     prompt = row.prompt
     if not isinstance(prompt, str):
         prompt = "\n\n".join(turn["content"] for turn in prompt)
+    if system:
+        prompt = f"{system}\n\n{prompt}"
     return Row(
         row_id=f"{domain}/{row.row_id}",
         domain=domain,

@@ -132,8 +132,11 @@ def _bracketed(text: str, config: AnswerConfig) -> Iterator[_Marked]:
 
 def _lines(text: str, prefix: str) -> Iterator[_Marked]:
     """Yields the rest of each line that opens with the prefix, or what stands below its heading."""
+    # A prefix like `####` ends in no word, so nothing keeps it apart from what follows.
+    end = r"\b" if prefix[-1:].isalnum() else ""
     opening = re.compile(
-        rf"^(?:\d+[.)])?[^\w\n\\$(<]*{re.escape(prefix)}\b(?:[ \t]+is\b)?[ \t]*[:*_#]*", re.I | re.M
+        rf"^(?:\d+[.)])?[^\w\n\\$(<]*{re.escape(prefix)}{end}(?:[ \t]+is\b)?[ \t]*[:*_#]*",
+        re.I | re.M,
     )
     for match in opening.finditer(text):
         end = _line_end(text, match.end())

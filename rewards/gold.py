@@ -1,5 +1,6 @@
 """What a right completion looks like, so that a grader can be tried before a run."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,38 @@ FORMS = ("<answer>{}</answer>", "\\boxed{{{}}}", "#### {}", "{}")
 
 JUNK = ("", "I do not know.", "<answer>qqq</answer>", "\\boxed{qqq}", "#### qqq", "qqq")
 """Completions that are right for no prompt."""
+
+
+_ASKED_FOR = re.compile(
+    r"(?P<box>\\boxed)|(?P<tag><answer>)|(?P<hashes>####)|"
+    r"(?P<line>[A-Z][A-Za-z ]{0,30}):\s*"
+    r"(?:<[^<>\n]{1,40}>|\[[^\[\]\n]{1,40}\]|\{[^{}\n]{1,40}\}|\.{3})"
+)
+
+
+def asked_for(prompt: str, answer: str) -> str | None:
+    r"""Returns `answer` in the form that the prompt asks for, None if it names no known form.
+
+    Known are `\boxed`, `<answer>`, `####` and lines like `Answer: <value>`; the last one counts.
+
+    Args:
+        prompt: what the model reads, system turn included.
+        answer: the gold answer.
+    """
+    found = None
+    for found in _ASKED_FOR.finditer(prompt):  # noqa: B007 - the last one
+        pass
+    if found is None:
+        return None
+    if found["line"]:
+        return f"{found['line']}: {answer}"
+    forms = {"tag": FORMS[0], "box": FORMS[1], "hashes": FORMS[2]}
+    return forms[str(found.lastgroup)].format(answer)
+
+
+def finds_answers(kind: str, options: Mapping[str, Any]) -> bool:
+    """Whether a scoring function looks for a final answer that is marked in some form."""
+    return isinstance(scorer(kind).Config(**options), AnswerConfig)
 
 
 def gold_completions(

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, computed_field
 
-from rewards import needs, scorer
+from rewards import is_foreign, needs, scorer
 from rewards.contract import RewardInput, Score
-from rewards.gold import JUNK, gold_completions
+from rewards.gold import JUNK, asked_for, finds_answers, gold_completions
 from tasks.reward.contract import RewardConfig, RewardPart
 from tasks.reward.grading import Grading
 from tasks.reward.mixture import left_out
@@ -191,10 +191,31 @@ def _check_part(
                 _no_rows(part) if not rows else None,
                 unreadable,
                 *_verdicts(part, golds, junk, best),
+                _not_as_asked(part, golds, best, alone, grading),
             )
             if problem
         ],
         notes=_notes(golds, asked, rows),
+    )
+
+
+def _not_as_asked(
+    part: RewardPart,
+    golds: Sequence[_Tried],
+    best: float | None,
+    alone: RewardConfig,
+    grading: Grading,
+) -> Problem | None:
+    """Returns rows whose prompt asks for answers in a form that the grader does not look for."""
+    if best is None or is_foreign(part.kind) or not finds_answers(part.kind, part.options):
+        return None
+    right = [one.row for one in golds if one.score.value == best][:MAX_JUNK_ROWS]
+    asked = [(row, asked_for(row.prompt, row.answer)) for row in right if row.answer is not None]
+    written = [(row, completion) for row, completion in asked if completion is not None]
+    tried = _graded(written, alone, grading, about="asked forms")
+    return _problem(
+        "right answers that are below the maximum in the form that their prompt asks for",
+        [one for one in tried if one.score.value is None or one.score.value < best],
     )
 
 

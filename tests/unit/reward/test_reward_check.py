@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from tasks.reward.check import CheckReport, Row, check_rewards
 from tasks.reward.contract import RewardConfig, RewardPart
 from tasks.reward.grading import Grading
@@ -84,3 +86,30 @@ def test_junk_is_tried_on_rows_of_the_parts_own_domain(tmp_path: Path) -> None:
     report = check(config, rows, tmp_path)
     assert report.parts[0].num_rows == 1
     assert report.parts[0].junk_mean is not None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "marks", "is_found"),
+    [
+        ("Finish with 'Answer: <value>'. 6 times 6?", ["box"], False),
+        ("Put it into \\boxed{}. 6 times 6?", ["box"], True),
+        ("Write <answer>...</answer>. 6 times 6?", ["box"], False),
+        ("6 times 6?", ["box"], True),
+    ],
+)
+def test_m11_a_prompt_that_asks_for_another_form_than_is_graded_is_a_problem(
+    tmp_path: Path, prompt: str, marks: list[str], is_found: bool
+) -> None:
+    part = RewardPart(kind="math", options={"marks": marks})
+    rows = [Row(row_id="r", domain="d", prompt=prompt, answer="36", extra={})]
+    report = check(RewardConfig(parts=[part], workers=1), rows, tmp_path)
+    assert report.usable is is_found
+    problems = [problem.what for problem in report.parts[0].problems]
+    assert problems == [] or "form that their prompt asks for" in problems[0]
+
+
+def test_a_line_that_the_prompt_asks_for_may_be_the_one_that_is_graded(tmp_path: Path) -> None:
+    part = RewardPart(kind="math", options={"marks": ["line"], "line_prefix": "Answer"})
+    prompt = "Finish with 'Answer: <value>'. 6 times 6?"
+    rows = [Row(row_id="r", domain="d", prompt=prompt, answer="36", extra={})]
+    assert check(RewardConfig(parts=[part], workers=1), rows, tmp_path).usable

@@ -91,3 +91,10 @@ def test_hostile_repetition_is_read_in_linear_time(piece: str) -> None:
     seconds(1_000)
     # 16 times the text: linear takes 16 times as long, quadratic 256 times.
     assert seconds(160_000) < 80 * seconds(10_000) + 0.2
+
+
+@pytest.mark.parametrize("text", ["6 * 12\n#### 72", "####72", "so\n#### 72\nbye"])
+def test_a_line_may_be_opened_by_signs_alone(text: str) -> None:
+    found = final_answer(RewardInput(text), AnswerConfig(marks=("line",), line_prefix="####"))
+    assert found is not None
+    assert found.text == "72"
