@@ -18,7 +18,7 @@ demo-pools: up ## the same as a deployment, on work pools of this machine
 	@$(BIN)/python -m flows.follow addition
 
 test: lint ## lint, then all tests, real engines included
-	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-fast: install ## the tests that take seconds
 	@$(BIN)/pytest -m "not slow and not e2e"

@@ -26,6 +26,7 @@ from flows.config import RunConfig
 from flows.fork import fork_commit, fork_run
 from flows.opening import open_session
 from flows.phases import Phase
+from flows.placement import Site
 from flows.prefect_server import prefect_server
 from flows.progress import Lines
 from flows.session import Session
@@ -106,6 +107,9 @@ class NoReports:
     def step(self, commit: StepCommit, *, digest: str, flow_run_id: str | None) -> None:
         pass
 
+    def graded(self, done: int, total: int) -> None:
+        pass
+
 
 class Matrix:
     """The engines of one run, warm, and the forks of it that the cases are made on."""
@@ -127,12 +131,15 @@ class Matrix:
         with (
             open_workspace(home()) as workspace,
             TOPOLOGIES["colocated"](
-                record,
-                config=self._config,
-                store=self._store,
-                store_config=self._store_config,
-                workspace=workspace,
-                say=Said().say,
+                Site(
+                    record=record,
+                    config=self._config,
+                    store=self._store,
+                    store_config=self._store_config,
+                    workspace=workspace,
+                    say=Said().say,
+                    graded=lambda about, done, total: None,
+                )
             ) as self._stages,
         ):
             TOPOLOGIES["colocated"] = self._shared

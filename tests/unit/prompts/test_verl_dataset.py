@@ -23,7 +23,7 @@ from tasks.prompts.contract import DatasetConfig
 from tasks.prompts.opening import read_rows
 from tasks.prompts.rows import Row, Rows
 from tasks.reward.contract import RewardConfig, RewardPart, RewardRequest
-from tasks.reward.pool import RewardPool
+from tasks.reward.grading import Grading
 from tasks.reward.stage import check_golds, run
 from tasks.workspace import Workspace
 from tests.unit.prompts.conftest import Prepare
@@ -261,7 +261,7 @@ class Stage:
         ]
         table = rows_to_table(samples, schema=SAMPLES)
         config = RewardConfig(parts=[part], workers=1, cpu_limit_s=20.0, max_failed_share=1.0)
-        check_golds(config, prompts)
+        check_golds(config, prompts, workspace=self.workspace)
         request = RewardRequest(
             scope=StepScope(run="r", step=1),
             shard=0,
@@ -270,8 +270,8 @@ class Stage:
             model=self.model,
             config=config,
         )
-        with RewardPool([part.kind], workers=1, log_dir=self.workspace.scratch) as pool:
-            result = run(request, self.store, pool, workspace=self.workspace)
+        with Grading(config, workspace=self.workspace) as grading:
+            result = run(request, self.store, grading, workspace=self.workspace)
         rewards = result.record.outputs["rewards"]
         return read_shard(self.store, rewards, schema=REWARDS).to_pylist()
 
