@@ -172,9 +172,10 @@ def verify(  # noqa: PLR0913 - every option is a parameter
     Reads only; works on a copy of the bucket in a directory. Exits 0 only if everything that was
     checked holds.
     """
+    from flows.progress import showing_progress
     from flows.stores import resolve_store
     from flows.verification import VerifyOptions, parse_steps, verify_run
-    from flows.verify_page import print_report, showing_progress
+    from flows.verify_page import print_report
     from infra.home import home
     from storage.errors import Corrupt
     from storage.opening import open_store
@@ -184,7 +185,10 @@ def verify(  # noqa: PLR0913 - every option is a parameter
     options = VerifyOptions(level, first, last, sample, seed, head, key, overrides or [], trust)
     where = resolve_store(store, endpoint)
     opened = open_store(where, writing=False)
-    with open_workspace(home()) as workspace, showing_progress(quiet=as_json) as progress:
+    with (
+        open_workspace(home()) as workspace,
+        showing_progress(quiet=as_json, noun="steps") as progress,
+    ):
         report = verify_run(
             opened, run, options, workspace=workspace, progress=progress, where=where
         )

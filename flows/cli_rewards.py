@@ -30,8 +30,9 @@ def rewards_check(
     would earn, and how fast grading is.
     """
     from flows.overrides import near_names, with_overrides
+    from flows.progress import showing_progress
     from flows.recipes import RECIPES
-    from flows.rewards_page import print_check, showing_trials
+    from flows.rewards_page import print_check
     from flows.trying_rewards import check_recipe
     from infra.home import home
     from tasks.workspace import open_workspace
@@ -39,7 +40,10 @@ def rewards_check(
     if recipe not in RECIPES:
         raise ValueError(f"There is no recipe {recipe!r}. {near_names(recipe, sorted(RECIPES))}")
     config = with_overrides(RECIPES[recipe](), overrides or [])
-    with open_workspace(home()) as workspace, showing_trials(quiet=as_json) as progress:
+    with (
+        open_workspace(home()) as workspace,
+        showing_progress(quiet=as_json, noun="samples") as progress,
+    ):
         report = check_recipe(config, workspace=workspace, progress=progress)
     if as_json:
         sys.stdout.write(json.dumps(report.model_dump(mode="json"), indent=2) + "\n")

@@ -222,3 +222,33 @@ def _in_jupyter() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     return hasattr(shell, "kernel")
+
+
+@contextmanager
+def showing_progress(*, quiet: bool, noun: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Yields what takes progress: a bar per part of the work on a terminal, nothing elsewhere.
+
+    Args:
+        quiet: show nothing on a terminal either.
+        noun: what is counted.
+    """
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield lambda what, done, total: None
+        return
+    columns = (
+        TextColumn("{task.description:>6}", markup=False),
+        BarColumn(bar_width=40),
+        MofNCompleteColumn(),
+        TextColumn(noun),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bars:
+        begun: dict[str, TaskID] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in begun:
+                begun[what] = bars.add_task(what, total=total)
+            bars.update(begun[what], completed=done, total=total)
+
+        yield show

@@ -1,10 +1,6 @@
 """How a tried reward reads in a terminal."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -14,29 +10,6 @@ from tasks.reward.check import CheckReport, Example, Problem
 
 _MAX_CHARACTERS = 60
 _COLOURS = {"graded": "green", "not_applicable": "yellow"}
-
-
-@contextmanager
-def showing_trials(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """Yields what takes progress: a bar on a terminal, nothing elsewhere."""
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield lambda about, done, total: None
-        return
-    columns = (
-        TextColumn("{task.description:>24}", markup=False),
-        BarColumn(bar_width=40),
-        MofNCompleteColumn(),
-        TextColumn("samples"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bars:
-        bar = bars.add_task("starting", total=None)
-
-        def show(about: str, done: int, total: int) -> None:
-            bars.update(bar, description=about, completed=done, total=total)
-
-        yield show
 
 
 def print_check(report: CheckReport, console: Console) -> None:

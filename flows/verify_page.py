@@ -1,17 +1,6 @@
 """How a verification reads: in a terminal, and as a markdown artifact."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
@@ -29,35 +18,6 @@ COLOURS = {
     "not checked": "yellow",
     "broken": "bold red",
 }
-
-
-@contextmanager
-def showing_progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """Yields what takes progress: a bar per part of the work on a terminal, nothing elsewhere.
-
-    Args:
-        quiet: show nothing on a terminal either.
-    """
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield lambda what, done, total: None
-        return
-    columns = (
-        TextColumn("{task.description:>6}", markup=False),
-        BarColumn(bar_width=40),
-        MofNCompleteColumn(),
-        TextColumn("steps"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bars:
-        begun: dict[str, TaskID] = {}
-
-        def show(what: str, done: int, total: int) -> None:
-            if what not in begun:
-                begun[what] = bars.add_task(what, total=total)
-            bars.update(begun[what], completed=done, total=total)
-
-        yield show
 
 
 def print_report(report: Report, console: Console) -> None:

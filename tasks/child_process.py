@@ -2,11 +2,11 @@
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 from storage.records import InputRef
 from storage.store_config import StoreConfig
 from tasks.errors import Permanent, Transient
-from tasks.processes import end_group, kill_group
+from tasks.processes import end_group, kill_group_with_leader
 from tasks.service_contract import ServiceSpec
 
 CLOSE_GRACE_S = 8.0
@@ -110,7 +110,7 @@ class ChildProcess:
 
     def with_log(self, error: Transient | Permanent) -> Transient | Permanent:
         """Returns `error` with the last lines of this process's log, and where the log lies."""
-        lines = _last_lines(self.spec.log_path, start=self.log_start)
+        lines = last_lines(self.spec.log_path, start=self.log_start)
         tail = "\n".join(f"  | {line}" for line in lines)
         return type(error)(f"{error}\nThe end of its log, {self.spec.log_path}:\n{tail}")
 
@@ -149,7 +149,7 @@ def launch(spec: ChildSpec, *, scratch: Path) -> ChildProcess:
     with spec.log_path.open("ab") as log:
         log_start = log.seek(0, os.SEEK_END)
         process = _popen(spec, spec_file=directory / "spec.json", log=log.fileno())
-    threading.Thread(target=_kill_what_is_left, args=(process.pid,), daemon=True).start()
+    kill_group_with_leader(process.pid)
     return ChildProcess(spec, process, directory, log_start)
 
 
@@ -200,25 +200,20 @@ def _face_fields(face: Face | None) -> dict[str, Any]:
     return {"run": face.run, "host": face.host, "port": face.port, "drain_s": face.drain_s}
 
 
-def _kill_what_is_left(pid: int) -> None:
-    """Kills the rest of a service's group as soon as the service ends, however it ends."""
-    # WNOWAIT leaves the pid taken until Popen collects it, so the group cannot be another's.
-    with contextlib.suppress(ChildProcessError):
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    kill_group(pid)
-
-
 def _write_private(path: Path, text: str) -> None:
     path.touch(mode=0o600)
     path.write_text(text)
 
 
-def _last_lines(log: Path, *, start: int) -> list[str]:
+def last_lines(log: Path, *, start: int = 0, noise: re.Pattern[str] | None = None) -> list[str]:
+    """Returns the last lines of a log from byte `start` on, without blank ones and `noise`."""
     with log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(start, size - _TAIL_BYTES))
         text = file.read().decode("utf-8", "replace")
-    return [line.rstrip() for line in text.splitlines() if line.strip()][-_TAIL_LINES:]
+    lines = [line.rstrip() for line in text.splitlines()]
+    said = [line for line in lines if line.strip() and not (noise and noise.match(line))]
+    return said[-_TAIL_LINES:]
 
 
 def _full_disk(directory: Path) -> str:

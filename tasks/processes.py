@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import psutil
 
@@ -33,6 +34,18 @@ def kill_group(pgid: int) -> None:
     """Kills every process of a group; does nothing if none is left."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pgid, signal.SIGKILL)
+
+
+def kill_group_with_leader(pid: int) -> None:
+    """Kills the rest of a child's group as soon as the child, its leader, ends, however it ends."""
+    threading.Thread(target=_kill_what_is_left, args=(pid,), daemon=True).start()
+
+
+def _kill_what_is_left(pid: int) -> None:
+    # WNOWAIT leaves the pid taken until Popen collects it, so the group cannot be another's.
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    kill_group(pid)
 
 
 def kill_rest_of_own_group() -> None:

@@ -18,9 +18,10 @@ from rewards import needs, scorer
 from rewards.contract import EndpointScorer, Refused, RewardInput, SandboxScorer, Score
 from storage.records import canonical_json
 from tasks.errors import Permanent, Transient
+from tasks.reward.attribution import failed, sound
 from tasks.reward.contract import Mode, Progress, RewardConfig, RewardPart
 from tasks.reward.endpoint import HttpEndpoint, open_endpoint
-from tasks.reward.mixture import GATE_CLOSED, checked, closed_gate, left_out
+from tasks.reward.mixture import GATE_CLOSED, closed_gate, left_out
 from tasks.reward.pool import RewardPool
 from tasks.reward.sandbox import open_sandbox
 from tasks.workspace import Workspace
@@ -242,7 +243,7 @@ class Grading:
             )
             for row, scores in zip(rows, graded, strict=True):
                 for index, score in zip(wanted, scores, strict=True):
-                    board.scores[row][index] = _sound(score, config.parts[index], items[row])
+                    board.scores[row][index] = score
 
     def _ask_outside(
         self,
@@ -395,7 +396,7 @@ def _fill(
     ask: Callable[[Sequence[RewardInput]], Sequence[Score]],
     part: RewardPart,
 ) -> OSError | None:
-    """Takes the scores of some samples; the one boundary at which errors become data.
+    """Takes the scores of some samples, or what they failed at.
 
     Returns:
         Why nobody answered, if it was for that.
@@ -405,32 +406,18 @@ def _fill(
         scores = list(ask(items))
         if len(scores) != len(items):
             raise ValueError(f"{len(items)} samples were asked for, {len(scores)} scores came")
-        found = [_sound(score, part, item) for score, item in zip(scores, items, strict=True)]
+        found = [
+            sound(score, part=part.stored_name, item=item)
+            for score, item in zip(scores, items, strict=True)
+        ]
     except Exception as error:
         if isinstance(error, OSError) and not isinstance(error, Refused):
             unreached = error
-        found = [_failed(error, part, item) for item in items]
+        found = [failed(error, part=part.stored_name, item=item) for item in items]
     for row, score in zip(rows, found, strict=True):
         board.scores[row][index] = score
     board.done(len(rows))
     return unreached
-
-
-def _sound(score: Score, part: RewardPart, item: RewardInput) -> Score:
-    """Returns `score` if it may be stored, else that it may not."""
-    try:
-        return checked(score)
-    except Exception as error:
-        return _failed(error, part, item)
-
-
-def _failed(error: Exception, part: RewardPart, item: RewardInput) -> Score:
-    cause = f"{type(error).__name__}: {error}"
-    return Score(
-        None,
-        "grader_error",
-        f"reward {part.stored_name!r} failed on sample {item.sample_id!r}: {cause}",
-    )
 
 
 def _open_rows(config: RewardConfig, board: _Board, index: int) -> list[int]:

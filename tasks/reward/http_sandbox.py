@@ -1,32 +1,18 @@
 """Runs programs in a sandbox service that offers `POST /run_code` (SandboxFusion and its kind)."""
 
 import base64
-import logging
-import os
-import time
+import json
 from typing import Any, Literal
 
-import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
-from tenacity import (
-    Retrying,
-    before_sleep_log,
-    retry_if_exception_type,
-    stop_before_delay,
-    wait_exponential,
-    wait_random,
-)
 
 from rewards.contract import KilledBy, Program, ProgramResult, SandboxLimits
+from tasks.reward.asking import Manners, MayPass, PatientService, bearer_token
 from tasks.reward.contract import SandboxConfig
 from tasks.reward.gate import inside
 from tasks.reward.supervise import signalled
 
-logger = logging.getLogger(__name__)
-
-_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0
-_JITTER_S = 0.2
-_BUSY = 429
+_PATH = "/run_code"
 _MARGIN_S = 30.0
 """Beyond what the program may take: for the service's queue."""
 # The service runs `code` as it likes, beside the files: this makes it the program that is meant.
@@ -37,10 +23,6 @@ words[0] = sys.executable if words[0] == "python" else words[0]
 os.environ.update(PYTHONHASHSEED="0")
 os.execvp(words[0], words)
 """
-
-
-class _Away(Exception):
-    """The service gave no usable answer; another try may get one."""
 
 
 class _RunResult(BaseModel):
@@ -80,16 +62,15 @@ class HttpSandbox:
             ValueError: the environment variable of the token is not set.
         """
         assert config.url is not None
-        self._url = config.url.rstrip("/") + "/run_code"
-        self._patience_s = config.patience_s
-        self._client = httpx.Client(
-            headers=_authorization(config.api_key_env),
-            limits=httpx.Limits(max_connections=config.concurrency),
+        self._service = PatientService(
+            config.url,
+            token=bearer_token(config.api_key_env),
+            manners=Manners(config.concurrency, config.patience_s),
         )
 
     def close(self) -> None:
-        """Closes the connections; safe to call twice."""
-        self._client.close()
+        """Ends every wait for the service; safe to call twice."""
+        self._service.close()
 
     def run(self, program: Program, *, limits: SandboxLimits) -> ProgramResult:
         """Returns how `program` ended; see `rewards.contract.Sandbox`.
@@ -98,24 +79,13 @@ class HttpSandbox:
             OSError: the service is away, busy or broken for longer than `patience_s`, or refuses.
         """
         body = _request(program, limits)
-        timeout_s = body["run_timeout"] + _MARGIN_S
-        began = time.monotonic()
-        retrying = Retrying(
-            retry=retry_if_exception_type(_Away),
-            stop=stop_before_delay(self._patience_s),
-            wait=wait_exponential(_SHORTEST_WAIT_S, _LONGEST_WAIT_S) + wait_random(0, _JITTER_S),
-            before_sleep=before_sleep_log(logger, logging.WARNING),
-            reraise=True,
+        answer = self._service.ask(
+            "POST",
+            _PATH,
+            json.dumps(body).encode(),
+            timeout_s=body["run_timeout"] + _MARGIN_S,
+            read=_run_result,
         )
-        try:
-            answer = retrying(self._ask, body, timeout_s)
-        except _Away as error:
-            waited = time.monotonic() - began
-            raise OSError(
-                f"The sandbox service at {self._url} gave no answer for {waited:.0f} s: {error}. "
-                "Expected a result of POST /run_code; no program was judged. Start the service, or "
-                "raise reward.sandbox.patience_s."
-            ) from error
         return _result(answer, limits)
 
     def run_joined(
@@ -131,43 +101,16 @@ class HttpSandbox:
             "reward.sandbox.backend=bubblewrap for tests that need it."
         )
 
-    def _ask(self, body: dict[str, Any], timeout_s: float) -> _RunResult:
-        try:
-            response = self._client.post(self._url, json=body, timeout=timeout_s)
-        except httpx.TransportError as error:
-            raise _Away(f"{type(error).__name__}: {error}") from error
-        if response.status_code == _BUSY or response.status_code >= 500:
-            raise _Away(f"HTTP {response.status_code}: {response.text[:200]}")
-        if response.is_error:
-            raise OSError(
-                f"The sandbox service at {self._url} refused a program with HTTP "
-                f"{response.status_code}: {response.text[:200]}. Expected a service that offers "
-                "SandboxFusion's POST /run_code; check reward.sandbox.url and api_key_env."
-            )
-        return _run_result(response)
 
-
-def _run_result(response: httpx.Response) -> _RunResult:
+def _run_result(answer: Any) -> _RunResult:
     try:
-        answer = _Answer.model_validate_json(response.content)
+        read = _Answer.model_validate(answer)
     except ValidationError as error:
-        raise _Away(f"an answer of another shape: {error}") from error
-    result = answer.run_result
-    if answer.status == "SandboxError" or result is None or result.status == "Error":
-        raise _Away(f"it could not run a program: {answer.message[:200] or answer.status}")
+        raise MayPass(f"an answer of another shape: {error}") from error
+    result = read.run_result
+    if read.status == "SandboxError" or result is None or result.status == "Error":
+        raise MayPass(f"it could not run a program: {read.message[:200] or read.status}")
     return result
-
-
-def _authorization(api_key_env: str | None) -> dict[str, str]:
-    if api_key_env is None:
-        return {}
-    token = os.environ.get(api_key_env)
-    if not token:
-        raise ValueError(
-            f"reward.sandbox.api_key_env names {api_key_env}, which is not set. Expected the "
-            "service's bearer token there; export it, or drop the setting."
-        )
-    return {"Authorization": f"Bearer {token}"}
 
 
 def _request(program: Program, limits: SandboxLimits) -> dict[str, Any]:

@@ -8,9 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from statistics import fmean, stdev
-from typing import Any, get_args
 
 from rewards.contract import Part, RewardInput, Score, Status
 from tasks.reward.contract import RewardConfig, RewardPart
@@ -162,27 +160,6 @@ def is_right(value: float | None, status: str, reason: str | None) -> bool | Non
         return value == 1.0
     behind_gate = status == "not_applicable" and _GATE_CLOSED.fullmatch(reason or "")
     return False if behind_gate else None
-
-
-def checked(score: Score) -> Score:
-    """Returns `score` if it is one that may be stored: graded with a number, or failed with words.
-
-    Raises:
-        ValueError: it is not; the message says why.
-    """
-    if score.status not in get_args(Status):
-        raise ValueError(f"a score has no status {score.status!r}")
-    reason: Any = score.reason
-    if not isinstance(reason, str | None):
-        raise ValueError(f"a reason is text, got {reason!r}")
-    if score.status == "graded":
-        if not isinstance(score.value, Real) or not math.isfinite(score.value):
-            raise ValueError(f"a graded score needs a finite value, got {score.value!r}")
-    elif score.value is not None or not score.reason:
-        raise ValueError(
-            f"a score that is {score.status} needs a reason and no value, got {score.value!r}"
-        )
-    return score
 
 
 def _stored(reason: str | None) -> str | None:

@@ -25,8 +25,9 @@ from typing import Literal
 import httpx
 
 from storage.policies import policy_digest
+from tasks.child_process import last_lines
 from tasks.errors import Permanent
-from tasks.processes import kill_group
+from tasks.processes import kill_group, kill_group_with_leader
 from tasks.reward.lifeline import GRACE_S
 from tasks.workspace import Workspace
 
@@ -39,8 +40,6 @@ _MAX_PORTS = 5
 _START_LIMIT_S = 1800.0
 _POLL_S = 0.3
 _PROGRESS_EVERY_S = 15.0
-_TAIL_LINES = 12
-_TAIL_BYTES = 16384
 _MAX_TEMPORARY_BYTES = 68
 """vLLM's sockets lie among temporary files, and the kernel limits their paths."""
 _NOISE = re.compile(r"nanobind: | - (leaked|\.\.\. skipped)")
@@ -274,7 +273,7 @@ class _Start:
         return True
 
     def _failure(self, code: int) -> Exception:
-        if _PORT_TAKEN.search("\n".join(_last_lines(self._log))):
+        if _PORT_TAKEN.search("\n".join(last_lines(self._log, noise=_NOISE))):
             return _PortTaken()
         return Permanent(_death(self._directory.name, code, self._log))
 
@@ -309,16 +308,8 @@ def _launch(
             start_new_session=True,
             env=environment,
         )
-    threading.Thread(target=_kill_what_is_left, args=(process.pid,), daemon=True).start()
+    kill_group_with_leader(process.pid)
     return process
-
-
-def _kill_what_is_left(pid: int) -> None:
-    """Kills the rest of the group as soon as its leader ends, however it ends."""
-    # WNOWAIT leaves the pid taken until Popen collects it, so the group cannot be another's.
-    with contextlib.suppress(ChildProcessError):
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    kill_group(pid)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
@@ -344,16 +335,8 @@ def _death(name: str, code: int, log: Path) -> str:
 
 
 def _tail(log: Path) -> str:
-    lines = "\n".join(f"  | {line}" for line in _last_lines(log))
+    lines = "\n".join(f"  | {line}" for line in last_lines(log, noise=_NOISE))
     return f"\nThe end of its log, {log}:\n{lines}" if lines else ""
-
-
-def _last_lines(log: Path) -> list[str]:
-    with log.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        text = file.read().decode("utf-8", "replace")
-    lines = [line.rstrip() for line in text.splitlines()]
-    return [line for line in lines if line and not _NOISE.match(line)][-_TAIL_LINES:]
 
 
 def _files(directory: Path) -> list[Path]:

@@ -21,7 +21,6 @@ class Wire:
     Args:
         url: of the service.
         headers: sent with every request.
-        timeout_s: for a whole exchange, once there is a connection for it.
         max_connections: exchanges at once.
         max_bytes: of an answer.
         trust_env: whether proxies of the environment are used.
@@ -32,12 +31,10 @@ class Wire:
         url: str,
         *,
         headers: Mapping[str, str],
-        timeout_s: float,
         max_connections: int,
         max_bytes: int,
         trust_env: bool,
     ) -> None:
-        self._timeout_s = timeout_s
         self._max_bytes = max_bytes
         self._turns = asyncio.Semaphore(max_connections)
         self._http = httpx.AsyncClient(
@@ -53,8 +50,10 @@ class Wire:
         self._thread = threading.Thread(target=self._run, name="reward-wire", daemon=True)
         self._thread.start()
 
-    def exchange(self, method: str, path: str, payload: bytes | None) -> Exchanged:
-        """Returns the service's answer.
+    def exchange(
+        self, method: str, path: str, payload: bytes | None, *, timeout_s: float
+    ) -> Exchanged:
+        """Returns the service's answer; `timeout_s` counts once there is a connection for it.
 
         Raises:
             httpx.RequestError: none came, or it took too long or was too large.
@@ -64,7 +63,7 @@ class Wire:
             if self._closed:
                 raise ConnectionAbortedError("closed")
             answer = asyncio.run_coroutine_threadsafe(
-                self._exchange(method, path, payload), self._loop
+                self._exchange(method, path, payload, timeout_s), self._loop
             )
         try:
             return answer.result()
@@ -94,14 +93,16 @@ class Wire:
         await asyncio.gather(*others, return_exceptions=True)
         await self._http.aclose()
 
-    async def _exchange(self, method: str, path: str, payload: bytes | None) -> Exchanged:
+    async def _exchange(
+        self, method: str, path: str, payload: bytes | None, timeout_s: float
+    ) -> Exchanged:
         # Waiting for a turn costs no time of the exchange: others of ours are under way.
         async with self._turns:
             try:
-                async with asyncio.timeout(self._timeout_s):
+                async with asyncio.timeout(timeout_s):
                     return await self._answer(method, path, payload)
             except TimeoutError as error:
-                raise httpx.ReadTimeout(f"no whole answer within {self._timeout_s:g} s") from error
+                raise httpx.ReadTimeout(f"no whole answer within {timeout_s:g} s") from error
 
     async def _answer(self, method: str, path: str, payload: bytes | None) -> Exchanged:
         content = bytearray()

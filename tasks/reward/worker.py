@@ -12,7 +12,6 @@ the worker.
 import decimal
 import json
 import locale
-import math
 import os
 import pickle
 import queue
@@ -27,6 +26,7 @@ from typing import Any, BinaryIO, Literal, cast
 
 from rewards import scorer
 from rewards.contract import RewardInput, Score, Scorer
+from tasks.reward.attribution import checked, failed
 
 OUT_OF_MEMORY_EXIT = 70
 """Exit status after a sample that ran out of memory: its score was sent, the rest is not begun."""
@@ -172,34 +172,20 @@ def _grade(
 
 
 def _score(part: PartSpec, module: Scorer, config: Any, item: RewardInput) -> Score:
-    """The one boundary at which a scoring function's errors become data."""
     try:
-        return _checked(module.score(item, config))
+        return checked(module.score(item, config))
     except MemoryError:
         return Score(None, "grader_error", f"{_OUT_OF_MEMORY} in reward {part.name!r}")
     except Exception as error:
-        return _failed(part, item, error)
+        return failed(error, part=part.name, item=item)
 
 
 def _check_gold(part: PartSpec, module: Scorer, config: Any, item: RewardInput) -> Score:
     try:
         problem = module.check_gold(item.answer, item.extra, config)
     except Exception as error:
-        return _failed(part, item, error)
+        return failed(error, part=part.name, item=item)
     return Score(1.0) if problem is None else Score(None, "grader_error", problem)
-
-
-def _checked(score: Score) -> Score:
-    if score.status == "graded" and (score.value is None or not math.isfinite(score.value)):
-        raise ValueError(f"a graded score needs a finite value, got {score.value}")
-    return score
-
-
-def _failed(part: PartSpec, item: RewardInput, error: Exception) -> Score:
-    reason = (
-        f"reward {part.name!r} raised {type(error).__name__} on sample {item.sample_id!r}: {error}"
-    )
-    return Score(None, "grader_error", reason)
 
 
 def _limit_memory(growth_bytes: int) -> None:

@@ -151,7 +151,7 @@ def test_a_wrong_number_of_scores_is_an_error_of_every_sample_asked_for(
         scores = [score for (score,) in grading.grade(samples(["a", "bad", "c"]), config=config)]
     assert [score.status for score in scores] == ["grader_error", "grader_error", "graded"]
     assert scores[1].reason == (
-        "reward 'asked' failed on sample 's1': ValueError: 2 samples were asked for, 1 scores came"
+        "reward 'asked' raised ValueError on sample 's1': 2 samples were asked for, 1 scores came"
     )
 
 

@@ -160,7 +160,7 @@ def test_a_busy_service_is_asked_again(service: Service, sandbox: HttpSandbox, s
 
 def test_a_service_that_refuses_is_not_asked_again(service: Service, sandbox: HttpSandbox) -> None:
     service.refuse = lambda: 401
-    with pytest.raises(OSError, match="refused a program with HTTP 401"):
+    with pytest.raises(OSError, match="run_code refused the request: status 401"):
         sandbox.run(Program({}, PYTHON), limits=SandboxLimits())
     assert len(service.requests) == 1
 
@@ -201,9 +201,7 @@ def test_a_batch_outlasts_a_service_that_is_away_for_a_while() -> None:
 
 def test_a_service_that_stays_away_is_an_error_that_names_it() -> None:
     opened = client("http://127.0.0.1:9", patience_s=0.5)
-    with pytest.raises(
-        OSError, match=r"http://127.0.0.1:9/run_code gave no answer .* ConnectError"
-    ):
+    with pytest.raises(OSError, match=r"http://127.0.0.1:9/run_code gave no answer: ConnectError"):
         code.score(item("print(1)", [{"stdin": "", "stdout": "1"}]), code.Config(), opened)
     opened.close()
 
@@ -230,3 +228,24 @@ def test_the_door_opens_a_service_without_asking_it(tmp_path: Path) -> None:
     opened = open_sandbox(config, scratch=tmp_path)
     assert not opened.joins
     opened.close()
+
+
+def test_closing_ends_a_wait_for_a_program(service: Service) -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    def answer(_: dict[str, Any]) -> dict[str, Any]:
+        begun.set()
+        over.wait(120)
+        return {}
+
+    service.answer = answer
+    opened = client(service.url)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(
+            opened.run, Program({"main.py": ""}, PYTHON), limits=SandboxLimits()
+        )
+        assert begun.wait(60)
+        opened.close()
+        error = waiting.exception(timeout=60)
+        over.set()
+    assert "closed" in str(error)

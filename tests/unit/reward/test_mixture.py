@@ -3,8 +3,9 @@
 import pytest
 
 from rewards.contract import RewardInput, Score
+from tasks.reward.attribution import checked
 from tasks.reward.contract import RewardConfig, RewardPart
-from tasks.reward.mixture import checked, combine, is_right, left_out
+from tasks.reward.mixture import combine, is_right, left_out
 
 ERROR = Score(None, "grader_error", "broken")
 TIMEOUT = Score(None, "grader_timeout", "slow")
