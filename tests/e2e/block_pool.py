@@ -50,7 +50,10 @@ def _deployment(client: httpx.Client) -> dict[str, Any]:
         "name": "with-secret-block",
         "flow_id": flow["id"],
         "entrypoint": "tests/e2e/flow_with_block.py:read_head",
-        "path": str(REPOSITORY),
+        # With `path` alone, the worker would copy the whole checkout, environments included.
+        "pull_steps": [
+            {"prefect.deployments.steps.set_working_directory": {"directory": str(REPOSITORY)}}
+        ],
         "work_pool_name": POOL,
         "parameter_openapi_schema": parameter_schema(read_head).model_dump(),
     }

@@ -347,10 +347,11 @@ def test_an_error_in_one_sample_shifts_no_other(pool: RewardPool, misbehaving: C
 
 
 def test_closing_at_once_leaves_nothing(tmp_path: Path) -> None:
+    others = set(psutil.Process().children(recursive=True))
     opened = RewardPool(["math"], workers=2, log_dir=tmp_path)
     opened.close()
-    mine = [child.pid for child in psutil.Process().children(recursive=True)]
-    assert _all_gone(mine)
+    left = set(psutil.Process().children(recursive=True)) - others
+    assert _all_gone([child.pid for child in left])
 
 
 def _all_gone(pids: list[int]) -> bool:
