@@ -16,7 +16,7 @@ from functools import partial
 from itertools import chain
 
 from rewards.contract import Program, ProgramResult, SandboxLimits
-from tasks.reward.gate import ENVIRONMENT, FIRST_FILE, INFO, as_bytes, gated, inside, spawn
+from tasks.reward.gate import FIRST_FILE, INFO, as_bytes, gated, inside, spawn
 from tasks.reward.holder import PYTHON, NamespaceHolder, tool
 from tasks.reward.seccomp import refusing_filter
 from tasks.reward.supervise import Confined, ProcessUse, discard, read_use, watch
@@ -130,10 +130,8 @@ class BubblewrapSandbox:
             *("--size", str(_SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
             *("--size", str(limits.file_bytes), "--tmpfs", "/tmp", "--dir", WORK),
             *chain(*(("--file", str(fd), name) for fd, name in enumerate(paths, FIRST_FILE))),
-            *("--remount-ro", "/proc", "--remount-ro", "/", "--chdir", WORK, "--clearenv"),
-            *("--setenv", "HOME", WORK),
-            *chain(*(("--setenv", name, value) for name, value in ENVIRONMENT.items())),
-            "--",
+            *("--remount-ro", "/proc", "--remount-ro", "/", "--chdir", WORK),
+            *("--setenv", "HOME", WORK, "--"),
         ]
 
     def _command(self, program: Program) -> list[str]:
