@@ -254,12 +254,12 @@ class Link:
     def _opaque(self, value: Any, plain: Any) -> Any:
         if isinstance(value, Proxy) or (isinstance(value, type) and hasattr(value, "_tree")):
             met: Any = value
-            return {"o": met._tree["o"], "of": "program"}
+            return {"o": met._tree["o"]}
         if plain is not None:
             return plain
         if callable(value):
             self._callbacks.append(value)
-            return {"callback": len(self._callbacks) - 1, "of": "checker"}
+            return {"callback": len(self._callbacks) - 1}
         raise Unsupported(f"a test passes a {type(value).__name__} to the program")
 
     def _send(self, message: Any) -> None:

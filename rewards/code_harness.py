@@ -162,10 +162,9 @@ class _Server:
     def _error(self, error: BaseException) -> dict[str, Any]:
         try:
             arguments = encode(error.args, lambda value, plain: plain)
-            text = str(error)
         except Exception:
-            arguments, text = {"t": []}, ""
-        return {"error": self._encode(type(error)), "args": arguments, "text": text}
+            arguments = {"t": []}
+        return {"error": self._encode(type(error)), "args": arguments}
 
     def _send(self, message: Any) -> None:
         line = (dumps(message) + "\n").encode()
@@ -189,7 +188,7 @@ class _Server:
         if known is None:
             known = self._numbers[id(value)] = len(self._objects)
             self._objects.append(value)
-        tree = {"o": known, "type": type(value).__name__, "plain": plain}
+        tree = {"o": known, "plain": plain}
         if type(value) is type(sys):
             tree["module"] = value.__name__
         if isinstance(value, type) and issubclass(value, BaseException):

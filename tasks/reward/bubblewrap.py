@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
+from pathlib import Path
 
 from rewards.contract import Program, ProgramResult, SandboxLimits
-from tasks.reward.gate import ENVIRONMENT, FIRST_FILE, INFO, as_bytes, gated, inside, spawn
+from tasks.reward.gate import FIRST_FILE, INFO, as_bytes, gated, inside, spawn
 from tasks.reward.holder import PYTHON, NamespaceHolder, tool
 from tasks.reward.seccomp import refusing_filter
 from tasks.reward.supervise import Confined, ProcessUse, discard, read_use, watch
@@ -125,15 +126,13 @@ class BubblewrapSandbox:
             *("--uid", "1000", "--gid", "1000", "--info-fd", str(INFO)),
             *filtered,
             *_system_folders(),
-            *([] if _is_under(prefix, "/usr") else ["--ro-bind", PYTHON, prefix]),
+            *([] if Path(prefix).is_relative_to("/usr") else ["--ro-bind", PYTHON, prefix]),
             *("--proc", "/proc", "--dev", "/dev"),
             *("--size", str(_SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
             *("--size", str(limits.file_bytes), "--tmpfs", "/tmp", "--dir", WORK),
             *chain(*(("--file", str(fd), name) for fd, name in enumerate(paths, FIRST_FILE))),
-            *("--remount-ro", "/proc", "--remount-ro", "/", "--chdir", WORK, "--clearenv"),
-            *("--setenv", "HOME", WORK),
-            *chain(*(("--setenv", name, value) for name, value in ENVIRONMENT.items())),
-            "--",
+            *("--remount-ro", "/proc", "--remount-ro", "/", "--chdir", WORK),
+            *("--setenv", "HOME", WORK, "--"),
         ]
 
     def _command(self, program: Program) -> list[str]:
@@ -243,7 +242,3 @@ def _system_folders() -> list[str]:
         elif os.path.isdir(folder):
             words += ["--ro-bind", folder, folder]
     return [*words, "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
-
-
-def _is_under(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder + "/")

@@ -88,7 +88,6 @@ class Confined:
 @dataclass
 class _Watched:
     confined: Confined
-    limits: SandboxLimits
     pidfd: int
     output: dict[int, bytearray] = field(default_factory=dict[int, bytearray])
     begun: bool = False
@@ -125,11 +124,11 @@ def watch(
     Raises:
         OSError: a program did not reach its gate; the message ends with its standard error.
     """
-    watched = [_Watched(each, limits, os.pidfd_open(each.pid)) for each in programs]
+    watched = [_Watched(each, os.pidfd_open(each.pid)) for each in programs]
     try:
         with selectors.DefaultSelector() as selector:
             _Watch(watched, limits, selector, until=until).run()
-        return [_result(each) for each in watched]
+        return [_result(each, limits) for each in watched]
     finally:
         for each in watched:
             _finish(each)
@@ -291,7 +290,7 @@ def _finish(each: _Watched) -> None:
         _close(each.confined)
 
 
-def _result(each: _Watched) -> ProgramResult:
+def _result(each: _Watched, limits: SandboxLimits) -> ProgramResult:
     stdout, stderr = (bytes(output).decode("utf-8", "replace") for output in each.output.values())
     assert each.status is not None
     code = os.waitstatus_to_exitcode(each.status)
@@ -301,7 +300,7 @@ def _result(each: _Watched) -> ProgramResult:
             f"set up as when it was opened; it said: {stderr.strip()[-1000:] or 'nothing'}"
         )
     killed_by = each.killed_by
-    if killed_by is None and each.cpu_s > each.limits.cpu_s:
+    if killed_by is None and each.cpu_s > limits.cpu_s:
         killed_by = "cpu"
     if killed_by is None:
         killed_by = signalled(code)

@@ -126,7 +126,7 @@ WRITERS = [
     ("result_lines", '{"value":true}\\n'),
     ("garbage", "\\x00\\xff[[[[{"),
     ("callback", '{"callback":0,"args":[],"kwargs":{}}\\n'),
-    ("handle", '{"value":{"o":0,"type":"f","plain":null}}\\n'),
+    ("handle", '{"value":{"o":0,"plain":null}}\\n'),
 ]
 for _name, _line in WRITERS:
     TRICKS.append(

@@ -1,6 +1,8 @@
 """What a hostile program tries, and what becomes of it; the program runs as it would be graded."""
 
+import errno
 import os
+import platform
 import resource
 import signal
 import socket
@@ -18,7 +20,7 @@ import pytest
 from rewards import code
 from rewards.contract import Program as Confined
 from rewards.contract import ProgramResult, RewardInput, Sandbox, SandboxLimits, Score
-from tasks.reward import bubblewrap
+from tasks.reward import bubblewrap, seccomp
 from tasks.reward.contract import SandboxConfig
 from tasks.reward.sandbox import open_sandbox
 
@@ -55,52 +57,129 @@ def _words(process: psutil.Process) -> list[str]:
         return []
 
 
-REFUSED = [
-    ("connect_to_the_internet", "import socket; socket.create_connection(('1.1.1.1', 53), 2)"),
-    ("look_up_a_name", "import socket; socket.getaddrinfo('example.org', 80)"),
-    ("send_a_datagram", "import socket; s = socket.socket(2, 2); s.sendto(b'x', ('8.8.8.8', 53))"),
-    ("write_to_the_root", "open('/escaped', 'w')"),
-    ("write_to_usr", "open('/usr/escaped', 'w')"),
-    ("write_to_the_interpreter", "import os; open(os.__file__, 'a')"),
-    ("write_to_dev", "open('/dev/escaped', 'w')"),
-    ("open_a_disk", "open('/dev/vda', 'rb')"),
-    ("make_a_device", "import os; os.mknod('/tmp/d', 0o60600, os.makedev(8, 0)); open('/tmp/d')"),
-    ("read_kernel_memory", "open('/dev/mem', 'rb').read(1)"),
-    ("read_passwords", "open('/etc/shadow').read()"),
-    ("list_home", "import os; os.listdir('/home')"),
-    ("read_a_key_of_root", "open('/root/.ssh/id_rsa').read()"),
+UP = "../" * 64
+# What the grader itself may do; each with what the attempt ends with inside.
+ALLOWED_OUTSIDE = [
+    ("read_the_users", "open('/etc/passwd').read()", "FileNotFoundError"),
     (
         "symlink_out_of_the_folder",
-        "import os; os.symlink('/etc/shadow', 'link'); print(open('link').read())",
+        "import os; os.symlink('/etc/passwd', 'link'); open('link').read()",
+        "FileNotFoundError",
     ),
-    ("climb_with_dots", "print(open('../../../../etc/shadow').read())"),
-    ("become_root", "import os; os.setuid(0); open('/usr/x', 'w')"),
-    ("new_user_namespace", "import ctypes; assert ctypes.CDLL(None).unshare(0x10000000) == 0"),
-    ("new_mount_namespace", "import ctypes; assert ctypes.CDLL(None).unshare(0x00020000) == 0"),
-    ("mount", "import ctypes; assert ctypes.CDLL(None).mount(b'x', b'/tmp', b'tmpfs', 0, 0) == 0"),
-    ("remount_writable", "import ctypes; assert ctypes.CDLL(None).mount(0, b'/', 0, 4128, 0) == 0"),
-    ("chroot", "import os; os.chroot('/tmp')"),
-    ("memory_that_no_limit_counts", "import os; os.memfd_create('x')"),
-    ("memory_that_outlives", "import ctypes; assert ctypes.CDLL(None).shmget(0, 9, 0o1600) >= 0"),
-    ("reach_the_hypervisor", "import socket; socket.socket(40, socket.SOCK_STREAM)"),
-    ("use_a_rare_family", "import socket; socket.socket(38, socket.SOCK_SEQPACKET)"),
-    ("be_slow_politely", "import os; os.nice(1)"),
-    ("run_when_nobody_does", "import os; os.sched_setscheduler(0, 5, os.sched_param(0))"),
-    ("choose_a_processor", "import os; os.sched_setaffinity(0, {0})"),
-    ("weigh_less_as_a_group", "open('/proc/self/autogroup', 'w').write('19')"),
-    ("set_the_host_name", "import socket; socket.sethostname('mine')"),
-    ("raise_its_limits", "import resource as r; r.setrlimit(r.RLIMIT_AS, (-1, -1))"),
-    ("kill_the_first_process", "import os; os.kill(1, 9); os.kill(1, 0) or 1 / 0"),
-    ("write_to_sysctl", "open('/proc/sys/kernel/core_pattern', 'w').write('|/tmp/x')"),
-    ("press_sysrq", "open('/proc/sysrq-trigger', 'w').write('b')"),
+    ("climb_with_dots", f"open('{UP}etc/passwd').read()", "FileNotFoundError"),
+    ("write_to_proc", "open('/proc/self/comm', 'w').write('x')", "[Errno 30]"),
+    ("memory_that_no_limit_counts", "import os; os.memfd_create('x')", "PermissionError"),
+    (
+        "memory_that_outlives",
+        "import ctypes; c = ctypes.CDLL(None); made = c.shmget(0, 9, 0o1600); "
+        "c.shmctl(made, 0, 0); assert made >= 0",
+        "AssertionError",
+    ),
+    ("be_slow_politely", "import os; os.nice(1)", "PermissionError"),
+    (
+        "run_when_nobody_does",
+        "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))",
+        "PermissionError",
+    ),
+    (
+        "choose_a_processor",
+        "import os; os.sched_setaffinity(0, os.sched_getaffinity(0))",
+        "PermissionError",
+    ),
+]
+# What others than root may not do outside either: there it would end with another error.
+REFUSED_OTHERWISE_OUTSIDE = [
+    ("write_to_the_root", "open('/escaped', 'w')", "[Errno 30]"),
+    ("write_to_usr", "open('/usr/escaped', 'w')", "[Errno 30]"),
+    ("write_to_dev", "open('/dev/escaped', 'w')", "[Errno 30]"),
+    ("become_root", "import os; os.setuid(0)", "[Errno 22]"),
+    ("raise_its_limits", "import resource as r; r.setrlimit(r.RLIMIT_AS, (-1, -1))", "ValueError"),
+    (
+        "reach_the_hypervisor",
+        "import socket; socket.socket(40, socket.SOCK_STREAM)",
+        "PermissionError",
+    ),
+    (
+        "use_a_rare_family",
+        "import socket; socket.socketpair(38, socket.SOCK_SEQPACKET)",
+        "PermissionError",
+    ),
 ]
 
 
-@pytest.mark.parametrize("source", [case[1] for case in REFUSED], ids=[case[0] for case in REFUSED])
-def test_the_attempt_raises_inside(sandbox: Sandbox, source: str) -> None:
+def cases(table: list[tuple[str, str, str]]) -> pytest.MarkDecorator:
+    rows = [pytest.param(source, error, id=name) for name, source, error in table]
+    return pytest.mark.parametrize(("source", "error"), rows)
+
+
+def assert_raises_inside(sandbox: Sandbox, source: str, error: str) -> None:
     result = run(sandbox, source)
     assert result.exit_code == 1, result
-    assert "rror" in result.stderr.splitlines()[-1]
+    assert error in result.stderr.splitlines()[-1]
+
+
+@cases(ALLOWED_OUTSIDE)
+def test_what_the_grader_may_do_raises_inside(
+    sandbox: Sandbox, tmp_path: Path, source: str, error: str
+) -> None:
+    subprocess.run([sys.executable, "-S", "-c", source], cwd=tmp_path, check=True)
+    assert_raises_inside(sandbox, source, error)
+
+
+@cases(REFUSED_OTHERWISE_OUTSIDE)
+def test_the_attempt_raises_inside(sandbox: Sandbox, source: str, error: str) -> None:
+    assert_raises_inside(sandbox, source, error)
+
+
+def test_a_file_of_the_grader_is_out_of_reach(sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "tests.json").write_text("expected")
+    assert_raises_inside(sandbox, f"open({str(tmp_path / 'tests.json')!r})", "FileNotFoundError")
+
+
+def test_every_refused_call_is_refused_by_the_filter(sandbox: Sandbox) -> None:
+    """The kernel itself would complain of most of these arguments with another error."""
+    column = list(seccomp._ARCHITECTURES).index(platform.machine())
+    numbers = {name: pair[column] for name, pair in seccomp._REFUSED.items()}
+    numbers["getpid_of_x32"] = seccomp._X32 + 39
+    source = f"""
+        import ctypes
+        libc, bad = ctypes.CDLL(None, use_errno=True), ctypes.c_long(-1)
+        for name, number in {numbers}.items():
+            ctypes.set_errno(0)
+            libc.syscall(ctypes.c_long(number), *[bad] * 6)
+            print(name, ctypes.get_errno())
+    """
+    told = run(sandbox, source).stdout.splitlines()
+    assert told == [f"{name} {errno.EPERM}" for name in numbers]
+
+
+def test_no_namespace_is_the_grader_s(sandbox: Sandbox) -> None:
+    names = ("ipc", "mnt", "net", "pid", "user", "uts")
+    result = run(sandbox, f"import os\nfor n in {names}: print(os.readlink('/proc/self/ns/' + n))")
+    assert result.exit_code == 0, result
+    ours = {os.readlink(f"/proc/self/ns/{name}") for name in names}
+    assert len(set(result.stdout.split()) - ours) == len(names)
+
+
+def test_no_privilege_is_there_or_to_be_had(sandbox: Sandbox) -> None:
+    lines = run(sandbox, "print(open('/proc/self/status').read())").stdout.splitlines()
+    said = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    assert {said[name] for name in said if name.startswith("Cap")} == {"0" * 16}
+    assert said["NoNewPrivs"] == "1"
+
+
+def test_little_is_mounted_and_less_may_be_written(sandbox: Sandbox) -> None:
+    lines = run(sandbox, "print(open('/proc/self/mountinfo').read())").stdout.splitlines()
+    mounts = {words[4]: words[5].split(",")[0] for words in map(str.split, lines) if words}
+    prefix = os.path.realpath(sys.base_prefix)
+    shown = ("/usr", prefix, *bubblewrap._ROOT_FOLDERS, "/etc/ld.so.cache", "/proc", "/dev", "/tmp")
+    assert [path for path in mounts if path != "/" and not path.startswith(shown)] == []
+    writable = {path for path, how in mounts.items() if how == "rw"}
+    devices = {"null", "zero", "full", "random", "urandom", "tty"}
+    assert writable == {"/tmp", "/dev/shm", "/dev/pts", *(f"/dev/{name}" for name in devices)}
+    listed = run(sandbox, "import os; print(*os.listdir('/dev'))").stdout.split()
+    links = {"core", "fd", "ptmx", "stdin", "stdout", "stderr"}
+    assert set(listed) - links == {"shm", "pts", *devices}
 
 
 def test_a_service_of_this_machine_is_out_of_reach(sandbox: Sandbox) -> None:
@@ -141,12 +220,6 @@ def test_a_signal_to_every_process_finds_nobody_else(sandbox: Sandbox) -> None:
     assert bystander.poll() is None
     bystander.communicate(b"\n")
     assert "ProcessLookupError" in result.stderr
-
-
-def test_the_grader_is_not_traced(sandbox: Sandbox) -> None:
-    attach = "import ctypes; print([ctypes.CDLL(None).ptrace(16, p, 0, 0) for p in {pids}])"
-    result = run(sandbox, attach.format(pids=[1, os.getpid(), os.getppid()]))
-    assert result.stdout == "[-1, -1, -1]\n"
 
 
 def test_a_fork_bomb_of_root_is_bounded_and_disturbs_nobody(sandbox: Sandbox) -> None:
@@ -352,6 +425,7 @@ def test_no_variable_of_the_grader_is_in_the_environment(
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
     result = run(sandbox, "import os; print(sorted(os.environ), open('/proc/1/environ').read())")
+    assert result.exit_code == 0, result
     assert "hunter2" not in result.stdout
     assert "AWS" not in result.stdout
 
@@ -369,7 +443,7 @@ def test_no_descriptor_of_the_grader_is_open(sandbox: Sandbox, tmp_path: Path) -
                 except OSError:
                     pass
         """
-        assert run(sandbox, source).stdout == ""
+        assert run(sandbox, source) == ProgramResult(0, "", "")
 
 
 def test_joined_programs_do_not_see_each_other(sandbox: Sandbox) -> None:
