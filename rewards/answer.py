@@ -33,6 +33,13 @@ class AnswerConfig(ScorerConfig):
     """How the recipe's format opens the answer line; case and Markdown around it are ignored."""
 
 
+class TextConfig(AnswerConfig):
+    """The same, for functions that can do without marks."""
+
+    whole: bool = False
+    """Read the whole completion outside `<think>` as the answer, for tasks whose output it is."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """A marked answer; `alternatives` holds all candidates if it was offered as "a or b"."""
@@ -76,6 +83,13 @@ def answer_text(item: RewardInput, config: AnswerConfig) -> str | Score:
     if found is None:
         return Score(0.0, reason=NO_FINAL_ANSWER)
     return Score(0.0, reason="hedged") if found.alternatives else found.text
+
+
+def answer_or_whole(item: RewardInput, config: TextConfig) -> str | Score:
+    """Returns what `answer_text` does, or with `whole` what stands outside `<think>`."""
+    if config.whole:
+        return visible_text(item.completion, prompt=item.prompt)
+    return answer_text(item, config)
 
 
 def visible_text(completion: str, *, prompt: str | None = None) -> str:

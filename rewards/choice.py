@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
-from rewards.answer import AnswerConfig, answer_text, visible_text
+from rewards.answer import TextConfig, answer_or_whole
 from rewards.contract import GoldExample, RewardInput, Score
 from rewards.notation import normalise, plain_words
 
@@ -23,7 +23,7 @@ _JOINT = re.compile(r" *(?:,|/|&|\bor\b|\band\b) *", re.I)
 _OTHER_LABEL = re.compile(r"(?:,|/|&|\bor\b|\band\b) *(?:[(\[]?[A-J][)\].:]|[A-J]$)")
 
 
-class Config(AnswerConfig):
+class Config(TextConfig):
     """Which options there are, and how the row says the right one."""
 
     num_choices: Annotated[int, Field(ge=2, le=10)] = 4
@@ -33,8 +33,6 @@ class Config(AnswerConfig):
     under `text`. The text of an option then counts as its letter does."""
     gold: Literal["letter", "index", "text"] = "letter"
     """What the gold answer is: `B`, the number from 0 (`1`), or the right option's text."""
-    whole: bool = False
-    """Read the whole completion outside `<think>` as the answer."""
 
 
 _OPTIONS = {"choices": ["Paris", "Lima", "Rome or Milan"]}
@@ -63,7 +61,7 @@ def score(item: RewardInput, config: Config) -> Score:
     gold = _gold_letter(item.answer, item.extra, config)
     if gold is None:
         return Score(None, "grader_error", check_gold(item.answer, item.extra, config))
-    text = _text(item, config)
+    text = answer_or_whole(item, config)
     if isinstance(text, Score):
         return text
     chosen = _chosen(_plain(text), [_plain(option) for option in _options(item.extra, config)])
@@ -118,12 +116,6 @@ def _options(extra: Mapping[str, Any], config: Config) -> list[str]:
         return []
     texts = [str(option) for option in cast(Sequence[Any], found) if option is not None]
     return texts if 2 <= len(texts) <= len(_LETTERS) and len(texts) == len(found) else []
-
-
-def _text(item: RewardInput, config: Config) -> str | Score:
-    if config.whole:
-        return visible_text(item.completion, prompt=item.prompt)
-    return answer_text(item, config)
 
 
 def _plain(text: str) -> str:

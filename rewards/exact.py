@@ -4,15 +4,13 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rewards.answer import AnswerConfig, answer_text, visible_text
+from rewards.answer import TextConfig, answer_or_whole
 from rewards.contract import GoldExample, RewardInput, Score
 
 
-class Config(AnswerConfig):
+class Config(TextConfig):
     """How the answer is found and compared."""
 
-    whole: bool = False
-    """Compare the whole completion outside `<think>`, for tasks whose output is the answer."""
     ignore_case: bool = False
     aliases_field: str | None = None
     """Key of the row's extra that holds a list of further right answers."""
@@ -38,10 +36,7 @@ def score(item: RewardInput, config: Config) -> Score:
     problem = check_gold(item.answer, item.extra, config)
     if problem is not None:
         return Score(None, "grader_error", problem)
-    if config.whole:
-        answer: str | Score = visible_text(item.completion, prompt=item.prompt)
-    else:
-        answer = answer_text(item, config)
+    answer = answer_or_whole(item, config)
     if isinstance(answer, Score):
         return answer
     golds = [item.answer, *_aliases(item.extra, config)]

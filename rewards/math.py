@@ -7,9 +7,8 @@ from typing import Any
 from rewards.answer import NO_FINAL_ANSWER, AnswerConfig, final_answer
 from rewards.contract import GoldExample, RewardInput, Score
 from rewards.equivalence import chosen, equivalent, is_choice, readable
-from rewards.notation import normalise, plain_words
+from rewards.notation import normalise, plain_words, says_or
 
-_ALTERNATIVES = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])|\\lor(?![A-Za-z])", re.I)
 _SEVERAL = re.compile(
     r"[,;{<>]|\\(?:pm|mp|cup|lor|le|ge|ne)(?![A-Za-z])|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])"
 )
@@ -44,7 +43,7 @@ def score(item: RewardInput, config: Config) -> Score:
         return Score(0.0, reason=NO_FINAL_ANSWER)
     text = ", ".join(found.alternatives) if found.alternatives else found.text
     if len(text) > max(_MAX_LENGTH, 2 * len(gold)):
-        return _wrong(item, config)
+        return _wrong(item, gold, config)
     answer = normalise(text)
     if not answer:
         return Score(0.0, reason=NO_FINAL_ANSWER)
@@ -55,7 +54,7 @@ def score(item: RewardInput, config: Config) -> Score:
     except RecursionError:  # Only the answer can be nested so deep: golds are checked at launch.
         equal = False
     # A missing gold that is written out (`None`) equals itself.
-    return Score(1.0) if equal and readable(gold) else _wrong(item, config)
+    return Score(1.0) if equal and readable(gold) else _wrong(item, gold, config)
 
 
 def check_gold(answer: str | None, extra: Mapping[str, Any], config: Config) -> str | None:
@@ -81,11 +80,12 @@ def _is_hedged(gold: str, answer: str, *, several: bool) -> bool:
     if _SEVERAL.search(plain_words(gold)):
         return False
     if is_choice(gold) and not several:
-        return chosen(answer) is None and bool(_ALTERNATIVES.search(plain_words(answer)))
-    return several or bool(_ALTERNATIVES.search(plain_words(answer)))
+        return chosen(answer) is None and says_or(answer)
+    return several or says_or(answer)
 
 
-def _wrong(item: RewardInput, config: Config) -> Score:
+def _wrong(item: RewardInput, gold: str, config: Config) -> Score:
     """A wrong gold looks like a wrong answer: only now it is asked for, it costs another parse."""
-    problem = check_gold(item.answer, item.extra, config)
-    return Score(0.0, reason="wrong") if problem is None else Score(None, "grader_error", problem)
+    if readable(gold):
+        return Score(0.0, reason="wrong")
+    return Score(None, "grader_error", check_gold(item.answer, item.extra, config))

@@ -90,6 +90,7 @@ _REWRITES = [
 ]
 _DELIMITERS = (("$$", "$$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"), ("__", "__"))
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_ALTERNATIVES = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])|\\lor(?![A-Za-z])", re.IGNORECASE)
 _JOINING_WORD = re.compile(r"\b(?:or|and)\b")
 _INNER_MATH = re.compile(r"(?<![\\\d])\$([^$]+)\$")
 _LEAD_IN = re.compile(
@@ -148,6 +149,11 @@ def plain_words(text: str) -> str:
     while previous != text:
         previous, text = text, re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text)
     return text.strip()
+
+
+def says_or(text: str) -> bool:
+    """Returns whether `text` (normalised) offers alternatives: `3 or 4`."""
+    return _ALTERNATIVES.search(plain_words(text)) is not None
 
 
 def split_top_level(text: str, separator: re.Pattern[str]) -> list[str]:

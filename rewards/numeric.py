@@ -1,25 +1,20 @@
 """Numeric match: the final answer is the same number as the gold answer, without algebra."""
 
-import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from rewards.answer import AnswerConfig, answer_text, visible_text
+from rewards.answer import TextConfig, answer_or_whole
 from rewards.contract import GoldExample, RewardInput, Score
-from rewards.notation import normalise, plain_words
+from rewards.notation import normalise, says_or
 from rewards.quantity import Quantity, parse_quantity, same_quantity
 
-_OR = re.compile(r"(?<![a-z\\])or(?![a-z])|\\lor(?![a-z])", re.IGNORECASE)
 
-
-class Config(AnswerConfig):
+class Config(TextConfig):
     """How the number is found and compared."""
 
-    whole: bool = False
-    """Read the whole completion outside `<think>` as the number."""
     relative_tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Accept this much more than rule 5 does (exact, 1e-6 if the gold is a decimal)."""
     absolute_tolerance: Annotated[float, Field(ge=0)] = 0.0
@@ -43,17 +38,13 @@ def score(item: RewardInput, config: Config) -> Score:
     gold = parse_quantity(normalise(item.answer or ""))
     if gold is None:
         return Score(None, "grader_error", check_gold(item.answer, item.extra, config))
-    if config.whole:
-        text: str | Score = visible_text(item.completion, prompt=item.prompt)
-    else:
-        text = answer_text(item, config)
+    text = answer_or_whole(item, config)
     if isinstance(text, Score):
         return text
     written = normalise(text)
     answer = parse_quantity(written)
     if answer is None:
-        hedged = _OR.search(plain_words(written)) is not None
-        return Score(0.0, reason="hedged" if hedged else "not_a_number")
+        return Score(0.0, reason="hedged" if says_or(written) else "not_a_number")
     close = same_quantity(gold, answer) or _within(gold, answer, config)
     return Score(1.0) if close else Score(0.0, reason="wrong")
 

@@ -16,7 +16,6 @@ from rewards.symbolic import read_expression, real_number
 
 _OR = re.compile(r"\\cup(?![a-zA-Z])|\bU\b|\\lor(?![a-zA-Z])|\bor\b")
 _AND = re.compile(r"\\cap(?![a-zA-Z])|\\land(?![a-zA-Z])|\band\b")
-_LIST = re.compile(r"[,;]")
 _MINUS = re.compile(r"\\(?:setminus|backslash)(?![a-zA-Z])|(?<=\})\s*-\s*(?=\\\{)")
 _COMMA = re.compile(r"[,;]")
 _RELATION = re.compile(r"\\(?:le|ge|ne)(?![a-zA-Z])|[<>]")
@@ -78,7 +77,7 @@ def _read(text: str, *, depth: int) -> SolutionSet | None:
     pieces = split_top_level(text, _MINUS)
     if len(pieces) == 2:
         return _without(*pieces, depth=depth)
-    pieces = [piece for piece in split_top_level(text, _LIST) if piece]
+    pieces = [piece for piece in split_top_level(text, _COMMA) if piece]
     if 1 < len(pieces) <= _MAX_PIECES and all(_RELATION.search(piece) for piece in pieces):
         # "x > 1, x < 2" is both at once, "x < 1, x > 2" is one or the other.
         both = _joined(pieces, sympy.Intersection, depth=depth)
@@ -124,8 +123,8 @@ def _bracketed(text: str) -> SolutionSet | None:
         return SolutionSet(sympy.FiniteSet(*numbers), None) if known else None
     if text[:1] not in ("(", "[", "]") or text[-1:] not in (")", "]", "["):
         return None
-    if len(split_top_level(text[1:-1], _COMMA)) == 2:
-        ends = split_top_level(text[1:-1], _COMMA)
+    ends = split_top_level(text[1:-1], _COMMA)
+    if len(ends) == 2:
         return _between(*ends, open_low=text[0] != "[", open_high=text[-1] != "]")
     return _read(text[1:-1], depth=3) if text[0] == "(" and text[-1] == ")" else None
 

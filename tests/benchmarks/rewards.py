@@ -7,7 +7,6 @@ last line is JSON.
 """
 
 import argparse
-import importlib
 import json
 import logging
 import os
@@ -18,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import closing
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import psutil
 from math_verify import parse, verify
 
+from rewards import judge
 from rewards.contract import Program, RewardInput, SandboxLimits
 from tasks.reward.contract import RewardConfig, RewardPart, SandboxConfig
+from tasks.reward.endpoint import open_endpoint
 from tasks.reward.pool import RewardPool
+from tasks.reward.sandbox import open_sandbox
 from tasks.workspace import Workspace
 
 PROSE = "Adding both sides we get a longer line of reasoning that nobody reads. " * 8
@@ -46,7 +49,7 @@ BOMBS = [
     r"\{@User 1276915 4951077 ник 1,1-3-10 鼓励);5个_GENERAL2 _HEADERS1 Orchestra\}",
     r"|x||x||x||x||x||x||x||x||x||x||x||x||x||x||x||x||x||x||x||x||x||x|",
 ]
-HANGING = "tests.benchmarks.hanging_grader"
+HANGING = "tests.unit.reward.grader_fixtures.misbehaving"
 PRINT = "print(1)"
 HANG = "while True:\n    pass"
 LOGS = tempfile.TemporaryDirectory()
@@ -99,23 +102,24 @@ def measure_bombs(asked: argparse.Namespace) -> Figures:
     """One in a hundred is a bomb, or hangs for certain; against none."""
     num = asked.samples or 2000
     config = math_config()
+    bombs = [f"{PROSE}\\boxed{{{bomb}}}" for bomb in BOMBS]
     hanging = RewardConfig(parts=[RewardPart(kind="math"), RewardPart(kind=HANGING)])
     with pool(["math", HANGING], asked.workers) as graders:
-        easy, bombs = in_turns(
+        easy, bombed = in_turns(
             asked.repeats,
             lambda: graders.grade(easy_items(num), config=config),
-            lambda: graders.grade(mixed_items(num, BOMBS), config=config),
+            lambda: graders.grade(mixed_items(num, bombs), config=config),
         )
         base, hangs = in_turns(
             1,
             lambda: graders.grade(easy_items(num), config=hanging),
-            lambda: graders.grade(mixed_items(num, ["hang"]), config=hanging),
+            lambda: graders.grade(mixed_items(num, ["spin"]), config=hanging),
         )
     num_hanging = -(-num // 100)
     return {
         "easy_s": easy,
-        "with_1_percent_bombs_s": bombs,
-        "bombs_against_easy": bombs / easy,
+        "with_1_percent_bombs_s": bombed,
+        "bombs_against_easy": bombed / easy,
         "with_1_percent_hanging_s": hangs,
         "hanging_against_easy": hangs / base,
         "least_possible_s": num_hanging * hanging.cpu_limit_s / asked.workers + base,
@@ -143,10 +147,11 @@ def measure_memory(asked: argparse.Namespace) -> Figures:
 
 def measure_code(asked: argparse.Namespace) -> Figures:
     """A trivial program in the sandbox, and as a plain process of the same interpreter."""
-    sandboxes: Any = importlib.import_module("tasks.reward.sandbox")
     num = asked.samples or 200
-    with tempfile.TemporaryDirectory() as scratch:
-        sandbox = sandboxes.open_sandbox(SandboxConfig(), scratch=Path(scratch))
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        closing(open_sandbox(SandboxConfig(), scratch=Path(scratch))) as sandbox,
+    ):
         limits = SandboxLimits(cpu_s=1.0)
 
         def isolated(code: str = PRINT) -> float:
@@ -172,27 +177,22 @@ def measure_code(asked: argparse.Namespace) -> Figures:
 
 def measure_judge(asked: argparse.Namespace) -> Figures:
     """Samples a second through a judge that answers for real."""
-    judge: Any = importlib.import_module("rewards.judge")
-    endpoints: Any = importlib.import_module("tasks.reward.endpoint")
     config = judge.Config(
         rubric="Is the final number right?", url=asked.judge_url, path=asked.judge_model
     )
     items = easy_items(asked.samples or 64)
     with tempfile.TemporaryDirectory() as scratch:
         workspace = Workspace(scratch=Path(scratch), cache=Path(scratch))
-        endpoint = endpoints.open_endpoint(
+        opened = open_endpoint(
             config, serves=judge.SERVES, python=asked.python, workspace=workspace
         )
-        try:
-            with ThreadPoolExecutor(config.concurrency) as threads:
+        with closing(opened) as endpoint, ThreadPoolExecutor(config.concurrency) as threads:
 
-                def score_all() -> list[Any]:
-                    ask = judge.score_batch
-                    return list(threads.map(lambda item: ask([item], config, endpoint), items))
+            def score_all() -> list[Any]:
+                ask = judge.score_batch
+                return list(threads.map(lambda item: ask([item], config, endpoint), items))
 
-                first, again = seconds(score_all), seconds(score_all)
-        finally:
-            endpoint.close()
+            first, again = seconds(score_all), seconds(score_all)
     return {"samples_per_s": len(items) / first, "again_from_cache_per_s": len(items) / again}
 
 
@@ -216,11 +216,10 @@ def _easy_item(index: int) -> RewardInput:
 
 
 def mixed_items(num: int, bombs: Sequence[str]) -> list[RewardInput]:
-    """Returns easy items, every hundredth of which is a bomb."""
+    """Returns easy items, every hundredth of which is a completion of `bombs`."""
     items = easy_items(num)
     for position in range(0, num, 100):
-        bomb = bombs[position // 100 % len(bombs)]
-        items[position] = RewardInput(f"{PROSE}\\boxed{{{bomb}}}", answer="3")
+        items[position] = RewardInput(bombs[position // 100 % len(bombs)], answer="3")
     return items
 
 
