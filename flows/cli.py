@@ -74,13 +74,10 @@ def launch(  # noqa: PLR0913 - every option is a parameter
     endpoint: Endpoint = None,
 ) -> None:
     """Start a run from a recipe and train it."""
-    from flows.overrides import near_names, with_overrides
-    from flows.recipes import RECIPES
+    from flows.recipes import from_recipe
 
-    if recipe not in RECIPES:
-        raise ValueError(f"There is no recipe {recipe!r}. {near_names(recipe, sorted(RECIPES))}")
     changes = [*(overrides or []), *([f"steps={steps}"] if steps else [])]
-    config = with_overrides(RECIPES[recipe](), changes)
+    config = from_recipe(recipe, changes)
     from flows.run import train_run
     from flows.stores import ensure_bucket, resolve_store
 

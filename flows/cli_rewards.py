@@ -29,17 +29,14 @@ def rewards_check(
     0 only then. Says which answers no grader can read, what always giving the commonest answer
     would earn, and how fast grading is.
     """
-    from flows.overrides import near_names, with_overrides
     from flows.progress import showing_progress
-    from flows.recipes import RECIPES
+    from flows.recipes import from_recipe
     from flows.rewards_page import print_check
     from flows.trying_rewards import check_recipe
     from infra.home import home
     from tasks.workspace import open_workspace
 
-    if recipe not in RECIPES:
-        raise ValueError(f"There is no recipe {recipe!r}. {near_names(recipe, sorted(RECIPES))}")
-    config = with_overrides(RECIPES[recipe](), overrides or [])
+    config = from_recipe(recipe, overrides or [])
     with (
         open_workspace(home()) as workspace,
         showing_progress(quiet=as_json, noun="samples") as progress,

@@ -30,11 +30,10 @@ from flows.gc_report import lines, markdown_table
 from flows.launch import launch
 from flows.opening import held, open_session
 from flows.outages import through_outages
-from flows.overrides import near_names, with_overrides
 from flows.phases import Wishes, phases
 from flows.prefect_server import ANSWERS_WITHIN_S, controller_settings
 from flows.progress import Lines
-from flows.recipes import RECIPES
+from flows.recipes import RECIPES, from_recipe
 from flows.reports import artifact_key
 from flows.restarts import (
     NONE_YET,
@@ -187,7 +186,7 @@ def _launched(store: ObjectStore, asked: _Asked) -> RunRecord:
                 f"There is no run {asked.run!r} in {store.uri}, and no recipe was named to launch "
                 f"it. Correct the name, or choose a recipe: {', '.join(sorted(RECIPES))}."
             ) from error
-    config = _config(asked.recipe, asked.wishes)
+    config = from_recipe(asked.recipe, asked.wishes.overrides)
     watcher = Lines(log.info, last=asked.steps or config.steps)
     try:
         with open_workspace(home()) as workspace:
@@ -195,12 +194,6 @@ def _launched(store: ObjectStore, asked: _Asked) -> RunRecord:
     except AlreadyExists:
         # Somebody else launched it meanwhile; whose lease it is shows next.
         return read_run(store, asked.run)[0]
-
-
-def _config(recipe: str, wishes: Wishes) -> RunConfig:
-    if recipe not in RECIPES:
-        raise ValueError(f"There is no recipe {recipe!r}. {near_names(recipe, sorted(RECIPES))}")
-    return with_overrides(RECIPES[recipe](), wishes.overrides)
 
 
 @contextmanager

@@ -22,10 +22,8 @@ def with_overrides(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
     """
     values = config.model_dump(mode="json")
     for assignment in assignments:
-        key, mark, text = assignment.partition("=")
-        if not mark:
-            raise ValueError(f"--set {assignment!r} has no value. Expected --set key=value.")
-        _assign(values, key.strip().split("."), _parse(text), key.strip())
+        key, value = parse_assignment(assignment)
+        _assign(values, key.split("."), value, key)
     return validated(values)
 
 
@@ -37,13 +35,13 @@ def overridden_reward(config: RewardConfig, assignments: Sequence[str]) -> Rewar
     """
     values = {"reward": config.model_dump(mode="json")}
     for assignment in assignments:
-        key, mark, text = assignment.partition("=")
-        if not mark or not key.strip().startswith("reward."):
+        key, value = parse_assignment(assignment)
+        if not key.startswith("reward."):
             raise ValueError(
                 f"--set {assignment!r} changes no reward. Expected reward.key=value: what was "
                 "sampled and trained is a fact, and only its grading can be tried another way."
             )
-        _assign(values, key.strip().split("."), _parse(text), key.strip())
+        _assign(values, key.split("."), value, key)
     try:
         return RewardConfig.model_validate(values["reward"])
     except ValidationError as error:
@@ -60,6 +58,18 @@ def validated(values: dict[str, Any]) -> RunConfig:
         return RunConfig.model_validate(values)
     except ValidationError as error:
         raise ValueError(f"The config does not work. {in_one_line(error)}") from error
+
+
+def parse_assignment(assignment: str) -> tuple[str, Any]:
+    """Returns key and value of `key=value`; a value is JSON where it parses, else text.
+
+    Raises:
+        ValueError: there is no value, or one that JSON has no word for.
+    """
+    key, mark, text = assignment.partition("=")
+    if not mark:
+        raise ValueError(f"--set {assignment!r} has no value. Expected --set key=value.")
+    return key.strip(), _parse(text)
 
 
 def _parse(text: str) -> Any:

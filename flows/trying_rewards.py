@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from flows.config import RunConfig, in_one_line
 from flows.limits import reward_here
-from flows.overrides import overridden_reward
+from flows.overrides import overridden_reward, parse_assignment
 from flows.recipes import RECIPES
 from rewards import SCORERS
 from rewards.contract import RewardInput, Score
@@ -70,9 +70,8 @@ def reward_named(name: str, assignments: Sequence[str]) -> RewardConfig:
     if name in RECIPES and name not in SCORERS:
         return overridden_reward(RECIPES[name]().reward, assignments)
     try:
-        return RewardConfig(
-            parts=[RewardPart(kind=name, options=parse_options(assignments))], workers=1
-        )
+        part = RewardPart(kind=name, options=dict(map(parse_assignment, assignments)))
+        return RewardConfig(parts=[part], workers=1)
     except ValidationError as error:
         raise ValueError(f"The grader {name!r} does not work. {in_one_line(error)}") from error
 
@@ -96,21 +95,6 @@ def verdict(score: Score) -> dict[str, Any]:
     }
 
 
-def parse_options(assignments: Sequence[str]) -> dict[str, Any]:
-    """Returns the options that `key=value` spell; a value is JSON where it parses, else text.
-
-    Raises:
-        ValueError: one has no value.
-    """
-    options: dict[str, Any] = {}
-    for assignment in assignments:
-        key, mark, text = assignment.partition("=")
-        if not mark:
-            raise ValueError(f"--set {assignment!r} has no value. Expected --set key=value.")
-        options[key.strip()] = _json_or_text(text)
-    return options
-
-
 def parse_extra(text: str | None) -> Mapping[str, Any]:
     """Returns the row's further fields.
 
@@ -119,19 +103,13 @@ def parse_extra(text: str | None) -> Mapping[str, Any]:
     """
     if text is None:
         return {}
-    found = _json_or_text(text)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
     if not isinstance(found, dict):
         raise ValueError(f"--extra is {text!r}. Expected a JSON object, like '{{\"level\": 3}}'.")
     return found
-
-
-def _json_or_text(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
-    except RecursionError as error:
-        raise ValueError("A value is nested too deeply to be read as JSON.") from error
 
 
 def _row(row: DataRow, *, domain: str, system: str | None) -> Row:

@@ -7,7 +7,8 @@ from typing import Any
 from rewards import scorer
 from rewards.answer import AnswerConfig
 
-FORMS = ("<answer>{}</answer>", "\\boxed{{{}}}", "#### {}", "{}")
+_TAG, _BOX, _HASHES = "<answer>{}</answer>", "\\boxed{{{}}}", "#### {}"
+_FORMS = (_TAG, _BOX, _HASHES, "{}")
 """How right answers are written in this field; tried where a grader does not say what it wants."""
 
 JUNK = ("", "I do not know.", "<answer>qqq</answer>", "\\boxed{qqq}", "#### qqq", "qqq")
@@ -30,20 +31,19 @@ def asked_for(prompt: str, answer: str) -> str | None:
         prompt: what the model reads, system turn included.
         answer: the gold answer.
     """
-    found = None
-    for found in _ASKED_FOR.finditer(prompt):  # noqa: B007 - the last one
-        pass
-    if found is None:
+    found = list(_ASKED_FOR.finditer(prompt))
+    if not found:
         return None
-    if found["line"]:
-        return f"{found['line']}: {answer}"
-    forms = {"tag": FORMS[0], "box": FORMS[1], "hashes": FORMS[2]}
-    return forms[str(found.lastgroup)].format(answer)
+    last = found[-1]
+    if last["line"]:
+        return f"{last['line']}: {answer}"
+    forms = {"tag": _TAG, "box": _BOX, "hashes": _HASHES}
+    return forms[str(last.lastgroup)].format(answer)
 
 
-def finds_answers(kind: str, options: Mapping[str, Any]) -> bool:
+def finds_answers(kind: str) -> bool:
     """Whether a scoring function looks for a final answer that is marked in some form."""
-    return isinstance(scorer(kind).Config(**options), AnswerConfig)
+    return issubclass(scorer(kind).Config, AnswerConfig)
 
 
 def gold_completions(
@@ -68,14 +68,14 @@ def gold_completions(
         return ()
     if isinstance(config, AnswerConfig):
         return (_marked(answer, config),)
-    return tuple(form.format(answer) for form in FORMS)
+    return tuple(form.format(answer) for form in _FORMS)
 
 
 def _marked(answer: str, config: AnswerConfig) -> str:
     if getattr(config, "whole", False):
         return answer
     if "tag" in config.marks:
-        return f"<answer>{answer}</answer>"
+        return _TAG.format(answer)
     if "box" in config.marks:
-        return f"\\boxed{{{answer}}}"
+        return _BOX.format(answer)
     return f"{config.line_prefix}: {answer}"

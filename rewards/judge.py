@@ -20,8 +20,11 @@ from rewards.template import (
     check_template,
     fenced,
     fill,
+    missing_question,
     names,
     one_line,
+    question,
+    quoted,
     whole,
     without_marks,
 )
@@ -32,8 +35,6 @@ GOLD: Sequence[GoldExample] = ()
 
 _PATH = "/v1/chat/completions"
 _REASON_CHARACTERS = 240
-_QUOTED_CHARACTERS = 160
-_SAID_CHARACTERS = 600
 _MAX_OBJECTS = 200
 """Braces of an answer in text that are tried as the begin of the verdict."""
 _RETRY_TEMPERATURE = 0.7
@@ -132,8 +133,8 @@ def score_batch(
 
 def check_gold(answer: str | None, extra: Mapping[str, Any], config: Config) -> str | None:
     """Returns what the template asks for and the row lacks, or None."""
-    if config.prompt_field is not None and not isinstance(extra.get(config.prompt_field), str):
-        return f"the prompt's extra has no text {config.prompt_field!r} (prompt_field)"
+    if problem := missing_question(extra, config.prompt_field):
+        return problem
     if config.template is not None and names(config.template, "answer") and answer is None:
         return "the template asks for {answer}, and the row has none"
     return None
@@ -160,13 +161,11 @@ def _message(item: RewardInput, shown: str, config: Config) -> str:
     if template is None:
         reference = _REFERENCE if item.answer is not None else ""
         template = _TASK + reference + _COMPLETION
-    prompt = item.prompt if config.prompt_field is None else item.extra[config.prompt_field]
-    completion = without_marks(whole(shown))
     fields = {
         "rubric": config.rubric,
-        "prompt": without_marks(whole(prompt or "(not given)")),
+        "prompt": without_marks(whole(question(item, config.prompt_field) or "(not given)")),
         "answer": without_marks(whole(item.answer or "")),
-        "completion": fenced(completion, label="completion"),
+        "completion": fenced(without_marks(whole(shown)), label="completion"),
     }
     low, high = config.scale
     kind = "number" if config.fractions else "whole number"
@@ -229,8 +228,7 @@ def _value(score: float, config: Config) -> float:
 
 
 def _reason(verdict: _Verdict) -> str:
-    said = one_line(whole(verdict.reason), limit=_REASON_CHARACTERS)
-    return f"judge {verdict.score:g}: {said}"
+    return f"judge {verdict.score:g}: {one_line(verdict.reason, limit=_REASON_CHARACTERS)}"
 
 
 def _read_verdict(answer: Any, config: Config) -> _Verdict:
@@ -248,8 +246,7 @@ def _read_verdict(answer: Any, config: Config) -> _Verdict:
         reason = found.get("reason")
         return _Verdict(float(score), reason if isinstance(reason, str) else "")
     cut = " It was cut off: raise max_tokens." if finish == "length" else ""
-    quoted = one_line(whole(said), limit=_QUOTED_CHARACTERS)
-    raise ValueError(f"the judge gave no verdict: {problem}.{cut} It said: {quoted}")
+    raise ValueError(f"the judge gave no verdict: {problem}.{cut} It said: {quoted(said)}")
 
 
 def _content(answer: Any) -> tuple[str, Any]:
@@ -260,8 +257,7 @@ def _content(answer: Any) -> tuple[str, Any]:
     except (AttributeError, IndexError, KeyError, TypeError):
         content = finish = None
     if not isinstance(content, str):
-        quoted = one_line(whole(repr(answer)[:_SAID_CHARACTERS]), limit=_QUOTED_CHARACTERS)
-        raise ValueError(f"the judge answered no chat message: {quoted}")
+        raise ValueError(f"the judge answered no chat message: {quoted(answer)}")
     return content, finish
 
 

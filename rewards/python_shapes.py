@@ -6,6 +6,7 @@ from numbers import Real
 from typing import Any, Literal, cast
 
 from rewards.contract import RewardInput
+from rewards.template import one_line
 
 Shape = Literal["trl", "verl", "verl_batch"]
 
@@ -152,20 +153,15 @@ def number(value: Any, *, name: str) -> float:
 def reason(said: Mapping[str, Any]) -> str | None:
     """Returns what a function said beside its score, in short: `acc=1, pred=58`."""
     text = ", ".join(f"{name}={_word(value)}" for name, value in said.items())
-    # It is stored as UTF-8, which has no half of a surrogate pair.
-    return text[:_REASON_CHARACTERS].encode("utf-8", "backslashreplace").decode("utf-8") or None
+    return one_line(text, limit=_REASON_CHARACTERS) or None
 
 
 def _word(value: Any) -> str:
     plain = value.item() if getattr(value, "ndim", None) == 0 else value
     if isinstance(plain, bool | float):
         return f"{plain:g}"
-    return _cut(" ".join(str(plain).split()))
+    return one_line(str(plain), limit=_VALUE_CHARACTERS)
 
 
 def _shown(value: Any) -> str:
-    return f"{_cut(repr(value))} ({type(value).__name__})"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _VALUE_CHARACTERS else text[: _VALUE_CHARACTERS - 3] + "..."
+    return f"{one_line(repr(value), limit=_VALUE_CHARACTERS)} ({type(value).__name__})"

@@ -74,9 +74,9 @@ def score(item: RewardInput, config: Config) -> Score:
 
     Reasons: `no_final_answer`, `hedged`, `no_match`, `wrong` (the group is another).
     """
+    if problem := check_gold(item.answer, item.extra, config):
+        return Score(None, "grader_error", problem)
     gold = (item.answer or "").strip()
-    if config.needs_gold and not gold:
-        return Score(None, "grader_error", check_gold(item.answer, item.extra, config))
     text = _text(item, config)
     if isinstance(text, Score):
         return text

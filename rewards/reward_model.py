@@ -20,7 +20,9 @@ from rewards.contract import (
 from rewards.template import (
     check_template,
     fill,
-    one_line,
+    missing_question,
+    question,
+    quoted,
     whole,
     without_marks,
 )
@@ -32,7 +34,6 @@ GOLD: Sequence[GoldExample] = ()
 # Not /classify: its JSON has no word for a logit that is not finite, and one such sample makes the
 # server answer 500 to the whole batch. Not /score: it serves models with one label only.
 _PATH = "/pooling"
-_QUOTED_CHARACTERS = 160
 _PLAIN = "{prompt}{completion}"
 
 
@@ -100,9 +101,7 @@ def score_batch(
 
 def check_gold(answer: str | None, extra: Mapping[str, Any], config: Config) -> str | None:
     """Returns what the row lacks, or None; a reward model needs no gold answer."""
-    if config.prompt_field is not None and not isinstance(extra.get(config.prompt_field), str):
-        return f"the prompt's extra has no text {config.prompt_field!r} (prompt_field)"
-    return None
+    return missing_question(extra, config.prompt_field)
 
 
 def _problem(item: RewardInput, config: Config) -> str | None:
@@ -166,17 +165,13 @@ def _logits(
 
 
 def _text(item: RewardInput, config: Config) -> str:
-    fields = {"prompt": _question(item, config), "completion": _shown(item, config)}
+    fields = {"prompt": question(item, config.prompt_field), "completion": _shown(item, config)}
     return whole(fill(config.template, fields))
 
 
 def _turns(item: RewardInput, config: Config) -> list[dict[str, str]]:
-    texts = {"user": _question(item, config), "assistant": _shown(item, config)}
+    texts = {"user": question(item, config.prompt_field), "assistant": _shown(item, config)}
     return [{"role": role, "content": without_marks(whole(text))} for role, text in texts.items()]
-
-
-def _question(item: RewardInput, config: Config) -> str:
-    return (item.prompt or "") if config.prompt_field is None else item.extra[config.prompt_field]
 
 
 def _shown(item: RewardInput, config: Config) -> str:
@@ -209,9 +204,8 @@ def _read_logits(answer: Any, count: int) -> list[Sequence[float]]:
         rows = {row["index"]: _floats(row["data"]) for row in answer["data"]}
         complete = len(answer["data"]) == count and sorted(rows) == list(range(count))
     except (KeyError, TypeError, ValueError, OverflowError, struct.error) as error:
-        quoted = one_line(repr(answer)[: 4 * _QUOTED_CHARACTERS], limit=_QUOTED_CHARACTERS)
         raise ValueError(
-            f"the reward model's answer has no logits ({type(error).__name__}): {whole(quoted)}"
+            f"the reward model's answer has no logits ({type(error).__name__}): {quoted(answer)}"
         ) from error
     if not complete:
         raise ValueError(

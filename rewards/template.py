@@ -6,6 +6,11 @@ Nothing here knows what is asked or who answers.
 import hashlib
 import re
 from collections.abc import Collection, Mapping
+from typing import Any
+
+from rewards.contract import RewardInput
+
+_QUOTED_CHARACTERS = 160
 
 _FIELD = re.compile(r"\{(\w+)\}")
 # What tokenizers of chat models read as the end of a turn, wherever it stands in a text.
@@ -41,6 +46,18 @@ def fill(template: str, fields: Mapping[str, str]) -> str:
     return _FIELD.sub(lambda match: fields[match[1]], template)
 
 
+def missing_question(extra: Mapping[str, Any], field: str | None) -> str | None:
+    """Returns that the row has no question under `field` (its `prompt_field`), or None."""
+    if field is None or isinstance(extra.get(field), str):
+        return None
+    return f"the prompt's extra has no text {field!r} (prompt_field)"
+
+
+def question(item: RewardInput, field: str | None) -> str:
+    """Returns what was asked: the row's text under `field`; None: the prompt's text."""
+    return (item.prompt or "") if field is None else item.extra[field]
+
+
 def fenced(text: str, *, label: str) -> str:
     """Returns `text` between two lines that it cannot contain: they are named by its digest."""
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -59,6 +76,11 @@ def without_marks(text: str) -> str:
     judge's turn and let the policy write the next one.
     """
     return _MARK.sub(r"\1 ", text)
+
+
+def quoted(answer: Any) -> str:
+    """Returns the begin of what a service answered, for a reason."""
+    return one_line(answer if isinstance(answer, str) else repr(answer), limit=_QUOTED_CHARACTERS)
 
 
 def one_line(text: str, *, limit: int) -> str:

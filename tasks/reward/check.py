@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, computed_field
 
-from rewards import is_foreign, needs, scorer
+from rewards import needs, scorer
 from rewards.contract import RewardInput, Score
 from rewards.gold import JUNK, asked_for, finds_answers, gold_completions
 from tasks.reward.contract import RewardConfig, RewardPart
@@ -207,7 +207,7 @@ def _not_as_asked(
     grading: Grading,
 ) -> Problem | None:
     """Returns rows whose prompt asks for answers in a form that the grader does not look for."""
-    if best is None or is_foreign(part.kind) or not finds_answers(part.kind, part.options):
+    if best is None or not finds_answers(part.kind):
         return None
     right = [one.row for one in golds if one.score.value == best][:MAX_JUNK_ROWS]
     asked = [(row, asked_for(row.prompt, row.answer)) for row in right if row.answer is not None]

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from rewards import SCORERS, is_foreign, needs, scorer
+from rewards import is_foreign, needs, scorer
 from rewards.contract import HOW_IT_IS_ASKED, RewardInput, Score
 from storage.layout import Scope
 from storage.records import (
@@ -51,7 +51,7 @@ class RewardPart(BaseModel):
     @model_validator(mode="after")
     def _options_are_the_scorers(self) -> "RewardPart":
         # Whoever reads a stored config must not run what it names: see `check_code`.
-        if "." not in self.kind and (self.kind not in SCORERS or not is_foreign(self.kind)):
+        if not is_foreign(self.kind):
             scorer(self.kind).Config.model_validate(self.options)
         return self
 

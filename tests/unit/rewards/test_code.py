@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from pydantic import ValidationError
 
@@ -13,6 +12,7 @@ from rewards.code_compare import same_output
 from rewards.contract import Program, ProgramResult, RewardInput, Sandbox, SandboxLimits, Score
 from tasks.reward.contract import SandboxConfig
 from tasks.reward.sandbox import open_sandbox
+from tests.unit.reward.zombies import zombies
 
 CASES = [
     json.loads(line)
@@ -109,12 +109,12 @@ def test_one_sample_cannot_help_the_next(sandbox: Sandbox) -> None:
 
 
 def test_sleeping_programs_leave_no_zombie(sandbox: Sandbox) -> None:
+    before = zombies()
     sleeper = item("import time; time.sleep(30)", [{"stdin": "", "stdout": ""}])
     for _ in range(5):
         score = code.score(sleeper, code.Config(cpu_s=0.1), sandbox)
         assert (score.value, score.reason) == (0.0, "timeout (test 1 of 1)")
-    children = psutil.Process().children(recursive=True)
-    assert [child for child in children if child.status() == psutil.STATUS_ZOMBIE] == []
+    assert zombies() <= before
 
 
 def test_the_first_failure_ends_it_unless_parts_count(sandbox: Sandbox) -> None:

