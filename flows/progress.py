@@ -247,6 +247,8 @@ def showing_progress(*, quiet: bool, noun: str) -> Iterator[Callable[[str, int, 
         begun: dict[str, TaskID] = {}
 
         def show(what: str, done: int, total: int) -> None:
+            if not total:
+                return
             if what not in begun:
                 begun[what] = bars.add_task(what, total=total)
             bars.update(begun[what], completed=done, total=total)

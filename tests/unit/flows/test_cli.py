@@ -40,6 +40,8 @@ def test_the_help_of_launch_lists_the_recipes_a_line_each(rollbook: Command):
         (["launch", "addition", "--setps", "1"], "--setps"),
         (["launch", "addition", "--steps", "0"], "--steps"),
         (["lanuch"], "lanuch"),
+        (["launch", "additon"], "There is no recipe 'additon'. Did you mean addition?"),
+        (["rewards", "check", "smolm2"], "There is no recipe 'smolm2'. Did you mean smollm2?"),
     ],
 )
 def test_a_usage_error_ends_in_its_cause(rollbook: Command, arguments: list[str], cause: str):
